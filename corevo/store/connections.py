@@ -1,0 +1,160 @@
+"""The process's few database connections, and the one way to call through them.
+
+Every call is one autocommit statement. The connection is held for that statement alone, never across an await of
+anything else, so that no task holds two and one connection is enough for everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from corevo.contracts import Row
+from corevo.errors import TRANSIENT_SQLSTATES, CorevoError, Unavailable, from_sqlstate
+
+#: A call that has no answer by then is given up; statement_timeout below it ends it on the server.
+CALL_SECONDS = 8.0
+CONNECT_SECONDS = 5.0
+#: How long a call waits for a free connection before the caller is told that the database is busy.
+WAIT_SECONDS = 8.0
+ATTEMPTS = 4
+
+SESSION_SETTINGS = {
+    "statement_timeout": "7000",
+    "lock_timeout": "4000",
+    "idle_in_transaction_session_timeout": "10000",
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+    "timezone": "UTC",
+    "jit": "off",
+}
+
+
+async def connect(url: str, *, name: str, pooled: bool = False, command_seconds: float = CALL_SECONDS) -> asyncpg.Connection[Any]:
+    """Opens one connection with Corevo's session settings. `pooled`: through a transaction-mode pooler."""
+    host = urlsplit(url).hostname
+    remote = host not in (None, "", "localhost", "127.0.0.1", "::1") and "sslmode=" not in url
+    return await asyncpg.connect(
+        url,
+        timeout=CONNECT_SECONDS,
+        command_timeout=command_seconds,
+        # through a pooler a prepared statement may meet another backend, and only few start-up settings pass
+        statement_cache_size=0 if pooled else 200,
+        server_settings={"application_name": name} if pooled else {"application_name": name, **SESSION_SETTINGS},
+        # the library would fall back to plain text by itself
+        ssl="require" if remote else None,
+    )
+
+
+class Connections:
+    """At most `limit` connections, opened when needed, reused last in first out.
+
+    A failed call never leaves its connection behind in an unknown state: it is closed. A cancelled caller does not
+    cancel its statement; the statement ends by itself and the connection comes back then.
+    """
+
+    def __init__(self, url: str, *, limit: int, name: str, pooled: bool = False) -> None:
+        self.url = url
+        self.limit = limit
+        self.name = name
+        self.pooled = pooled
+        self.statements = 0
+        self._idle: list[asyncpg.Connection[Any]] = []
+        self._places = asyncio.Semaphore(limit)
+        self._calls: set[asyncio.Task[list[Row]]] = set()
+        self._closed = False
+
+    async def fetch(self, sql: str, *args: object) -> list[Row]:
+        """Runs one statement and returns its rows. Raises CorevoError's tree and nothing else."""
+        for attempt in range(ATTEMPTS):
+            try:
+                return await self._call(sql, args)
+            except asyncpg.PostgresError as error:
+                state = error.sqlstate or ""
+                if state in TRANSIENT_SQLSTATES and attempt + 1 < ATTEMPTS:
+                    await asyncio.sleep(random.uniform(0.01, 0.05) * 2**attempt)
+                    continue
+                raise from_sqlstate(state, str(error.message or error), str(error.detail or "")) from error
+        raise AssertionError("unreachable")
+
+    async def row(self, sql: str, *args: object) -> Row | None:
+        rows = await self.fetch(sql, *args)
+        return rows[0] if rows else None
+
+    async def value(self, sql: str, *args: object) -> Any:
+        rows = await self.fetch(sql, *args)
+        return next(iter(rows[0].values())) if rows else None
+
+    async def close(self) -> None:
+        """Waits a moment for statements under way, then closes every connection."""
+        self._closed = True
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=CALL_SECONDS)
+        while self._idle:
+            await _close(self._idle.pop())
+
+    async def _call(self, sql: str, args: tuple[object, ...]) -> list[Row]:
+        if self._closed:
+            raise Unavailable("this process is stopping")
+        try:
+            await asyncio.wait_for(self._places.acquire(), WAIT_SECONDS)
+        except TimeoutError:
+            raise Unavailable("all database connections are busy", retry_after_seconds=2) from None
+        # a task of its own: a caller that is cancelled must not leave a statement half sent
+        task = asyncio.create_task(self._run(sql, args))
+        self._calls.add(task)
+        task.add_done_callback(self._done)
+        return await asyncio.shield(task)
+
+    def _done(self, task: asyncio.Task[list[Row]]) -> None:
+        self._calls.discard(task)
+        if not task.cancelled():
+            task.exception()  # retrieved here too, for a caller that went away
+
+    async def _run(self, sql: str, args: tuple[object, ...]) -> list[Row]:
+        connection: asyncpg.Connection[Any] | None = None
+        try:
+            while self._idle and connection is None:
+                connection = self._idle.pop()
+                if connection.is_closed():
+                    connection = None
+            if connection is None:
+                connection = await connect(self.url, name=self.name, pooled=self.pooled)
+            self.statements += 1
+            rows: list[Row] = await connection.fetch(sql, *args)
+        except asyncpg.PostgresError as error:
+            refused = (error.sqlstate or "").startswith("RV") or error.sqlstate in TRANSIENT_SQLSTATES
+            await self._give_back(connection, keep=refused)
+            raise
+        except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+            await self._give_back(connection, keep=False)
+            if isinstance(error, asyncpg.DataError):
+                raise CorevoError(f"bad argument for the database: {error}") from error
+            raise Unavailable(f"the database does not answer ({type(error).__name__})", retry_after_seconds=2) from error
+        except BaseException:
+            await self._give_back(connection, keep=False)
+            raise
+        await self._give_back(connection, keep=True)
+        return rows
+
+    async def _give_back(self, connection: asyncpg.Connection[Any] | None, *, keep: bool) -> None:
+        try:
+            if connection is not None:
+                if keep and not self._closed and not connection.is_closed():
+                    self._idle.append(connection)
+                else:
+                    await _close(connection)
+        finally:
+            self._places.release()
+
+
+async def _close(connection: asyncpg.Connection[Any]) -> None:
+    try:
+        await connection.close(timeout=1.0)
+    except Exception:
+        connection.terminate()

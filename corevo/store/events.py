@@ -1,0 +1,66 @@
+"""Events: the append of a worker, the history that gateways serve, and the day partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from corevo.contracts import Append, Appended, ExecutionId, JobId, StoredEvent, StreamHead
+from corevo.store.connections import Connections
+
+
+async def append(db: Connections, runs: Sequence[Append]) -> list[Appended]:
+    """Stores events of several runs, each run once; one answer a run. Never waits for a lock."""
+    events = [(run.execution_id, event) for run in runs for event in run.events]
+    rows = await db.fetch(
+        "select execution_id, result, ended_by, stored_seq, insert_lsn, flush_lsn "
+        "from corevo.append_events($1, $2, $3, $4, $5, $6, $7)",
+        [run.execution_id for run in runs],
+        [run.token for run in runs],
+        [run.events[0].seq for run in runs],
+        [execution for execution, _ in events],
+        [event.seq for _, event in events],
+        [event.type for _, event in events],
+        [event.data for _, event in events],
+    )
+    return [Appended(**row) for row in rows]
+
+
+async def read(
+    db: Connections, job_id: JobId, *, epoch: int, seq: int, limit: int, limit_bytes: int = 262_144
+) -> list[StoredEvent]:
+    """Stored events of a job after (epoch, seq), in that order. A full page may be cut by bytes before `limit`."""
+    rows = await db.fetch(
+        "select execution_id, epoch, seq, type, data from corevo.read_events($1, $2, $3, $4, $5)",
+        job_id,
+        epoch,
+        seq,
+        limit,
+        limit_bytes,
+    )
+    return [StoredEvent(**row) for row in rows]
+
+
+async def heads(db: Connections, job_ids: Sequence[JobId]) -> list[StreamHead]:
+    """Where these jobs' streams stand, in one statement."""
+    rows = await db.fetch(
+        "select job_id, state, cancel_requested, last_execution_id, last_epoch, last_seq, last_ended, last_will_retry "
+        "from corevo.stream_heads($1)",
+        list(job_ids),
+    )
+    return [StreamHead(**row) for row in rows]
+
+
+async def execution_epoch(db: Connections, job_id: JobId, execution_id: ExecutionId) -> int | None:
+    """The epoch of an execution of this job; None when it is not one of its executions."""
+    value: int | None = await db.value("select corevo.execution_epoch($1, $2)", job_id, execution_id)
+    return value
+
+
+async def ensure_partitions(db: Connections, days_ahead: int) -> int:
+    value: int = await db.value("select corevo.ensure_partitions($1)", days_ahead)
+    return value
+
+
+async def partitions_ahead(db: Connections) -> int:
+    value: int = await db.value("select corevo.partitions_ahead()")
+    return value
