@@ -47,7 +47,7 @@ begin
     select coalesce(string_agg(e.data ->> 'text', '' order by e.seq), '') into v_text
       from corevo.events e where e.execution_id = p_execution and e.type = 'text.delta';
     return v_text;
-  exception when data_exception then
+  exception when data_exception or program_limit_exceeded then
     v_text := '';
   end;
   for v_data in
@@ -55,7 +55,7 @@ begin
   loop
     begin
       v_text := v_text || coalesce(v_data ->> 'text', '');
-    exception when data_exception then
+    exception when data_exception or program_limit_exceeded then
       v_text := v_text || U&'\FFFD';
     end;
   end loop;

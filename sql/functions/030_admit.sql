@@ -2,7 +2,7 @@
 --
 -- Locks:   account → [days] → thread → unended jobs of the thread (by id) → [hold] → commands.
 -- Raises:  RV101 not_found (account, thread) · RV102 agent_unknown · RV103 agent_unavailable · RV107 agent_required ·
---          RV104 idempotency_mismatch · RV105 thread_busy · RV106 thread_line_full.
+--          RV104 idempotency_mismatch · RV105 thread_busy · RV106 thread_line_full · RV003 bad_call (p_on_busy).
 -- Returns: outcome   queued | already_running | replaced | enqueued; with a key the stored one, whatever the limits say now
 --          job_id    the new job; with already_running the current one
 --          epoch, token   set when p_worker took the job at once (local direct), else null
@@ -45,6 +45,9 @@ declare
   v_on_busy text := p_on_busy;
   v_blocked_by uuid;
 begin
+  if p_on_busy not in ('join', 'replace', 'enqueue', 'reject') then   -- or it would mean replace, which ends a run
+    perform corevo.refuse('RV003', 'bad_call', format('on_busy %L is not known', p_on_busy));
+  end if;
   -- identity
   perform 1 from corevo.accounts a where a.id = p_account for no key update;
   perform 1 from corevo.accounts a where a.id = p_account and a.disabled_at is null;

@@ -45,7 +45,9 @@ create or replace function corevo.drop_duty(
   update corevo.duties d set holder = null, token = null, until = null where d.name = p_name and d.token = p_token
 $$;
 
--- Declares workers dead that have not beaten for the TTL. One conditional update decides.
+-- Declares workers dead that have not beaten for the TTL. One conditional update decides, and it asks once more
+-- whether anybody watched: after hold_duty this process may have frozen, or the database may have been away, and a
+-- worker that could not beat is not dead.
 -- Locks:   worker rows, skipping locked ones (such a worker is beating just now).
 create or replace function corevo.fence_workers(p_ttl_seconds double precision)
 returns table (worker_id uuid, name text) language plpgsql as $$
@@ -56,6 +58,10 @@ begin
     with silent as materialized (
       select w.id from corevo.workers w
         where w.fenced_at is null and w.beat_at < v_now - p_ttl_seconds * interval '1 second'
+          and exists (select 1 from corevo.duties d
+                        where d.name = 'janitor'
+                          and d.watching_since <= v_now - p_ttl_seconds * interval '1 second'
+                          and d.swept_at >= v_now - p_ttl_seconds / 2 * interval '1 second')
         order by w.id for no key update skip locked
     )
     update corevo.workers w set fenced_at = v_now
@@ -222,10 +228,10 @@ begin
   return v_made;
 end $$;
 
--- For how many whole days from today on events have a place.
+-- For how many days from today on, without a hole, events have a place.
 create or replace function corevo.partitions_ahead()
 returns int language sql stable as $$
-  select count(*)::int
+  select coalesce(min(i), 61)::int
     from generate_series(0, 60) i
-    where to_regclass('corevo.events_' || to_char((corevo.now() at time zone 'utc')::date + i, 'YYYYMMDD')) is not null
+    where to_regclass('corevo.events_' || to_char((corevo.now() at time zone 'utc')::date + i, 'YYYYMMDD')) is null
 $$;
