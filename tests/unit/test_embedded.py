@@ -139,9 +139,7 @@ def is_running(pid: int) -> bool:
     return False
 
 
-def test_a_fresh_start_makes_a_cluster_and_a_second_start_finds_it(
-    start: Start, folder: Path, uid: int
-) -> None:
+def test_a_fresh_start_makes_a_cluster_and_a_second_start_finds_it(start: Start, folder: Path, uid: int) -> None:
     root = folder / "made by start"
     first = start(root, uid)
     dsn = first.dsn()
@@ -173,9 +171,7 @@ def test_a_long_path_gets_a_short_private_socket_directory(start: Start, folder:
     shutil.rmtree(sockets)
 
 
-def test_two_processes_share_one_server_and_the_last_one_out_stops_it(
-    start: Start, folder: Path, uid: int
-) -> None:
+def test_two_processes_share_one_server_and_the_last_one_out_stops_it(start: Start, folder: Path, uid: int) -> None:
     users = [start(folder, uid), start(folder, uid)]
     dsns = {user.dsn() for user in users}
     assert len(dsns) == 1
@@ -202,9 +198,7 @@ def test_a_server_whose_user_was_killed_serves_the_next_user_and_ends_with_it(
     assert not is_running(pid)
 
 
-def test_a_killed_server_is_replaced_even_while_its_children_live(
-    start: Start, folder: Path, uid: int
-) -> None:
+def test_a_killed_server_is_replaced_even_while_its_children_live(start: Start, folder: Path, uid: int) -> None:
     killed = start(folder, uid)
     dsn = killed.dsn()
     pid = server_pid(folder)
@@ -222,9 +216,7 @@ def test_a_killed_server_is_replaced_even_while_its_children_live(
     assert user.stop()
 
 
-def test_lock_files_with_the_pid_of_something_else_do_not_stop_a_start(
-    start: Start, folder: Path, uid: int
-) -> None:
+def test_lock_files_with_the_pid_of_something_else_do_not_stop_a_start(start: Start, folder: Path, uid: int) -> None:
     first = start(folder / "one", uid)
     first.dsn()
     written_by_first = (folder / "one" / "data" / "postmaster.pid").read_text()
