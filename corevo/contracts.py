@@ -117,10 +117,14 @@ class StoredEvent:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Events of one run for one append: seqs without a gap, the first at least 2."""
+    """Events of one run for one append, without a gap from `first_seq` (at least 2) on.
+
+    Without events it only asks whether everything below `first_seq` is stored.
+    """
 
     execution_id: ExecutionId
     token: UUID
+    first_seq: int
     events: tuple[Event, ...]
 
 

@@ -1,18 +1,18 @@
 """All errors of Corevo, and what a SQLSTATE means.
 
-    CorevoError                  code, detail; HTTP status where a client may see it
-    ├── Refused                  the request cannot be done; the caller must change something
-    │   ├── NotFound · AgentUnknown                       404
-    │   ├── AgentRequired · Invalid · BadCursor           422, 400
-    │   ├── IdempotencyMismatch · ThreadBusy              409
-    │   └── ThreadLineFull                                429
-    ├── Unavailable              not now; the same request may work later (503)
-    │   └── AgentUnavailable
-    ├── Stale                    an owner's write came too late; `ended_by` says what it lost to
-    │   └── WorkerFenced         the whole worker was declared dead
-    ├── ProtocolError            a defect: a call that no correct program makes
-    ├── GateRefused              a role must not start; one problem a line, each with its fix (exit 3)
-    └── UsageError               a wrong setting or argument (exit 2)
+CorevoError                  code, detail; HTTP status where a client may see it
+├── Refused                  the request cannot be done; the caller must change something
+│   ├── NotFound · AgentUnknown                       404
+│   ├── AgentRequired · Invalid · BadCursor           422, 400
+│   ├── IdempotencyMismatch · ThreadBusy              409
+│   └── ThreadLineFull                                429
+├── Unavailable              not now; the same request may work later (503)
+│   └── AgentUnavailable
+├── Stale                    an owner's write came too late; `ended_by` says what it lost to
+│   └── WorkerFenced         the whole worker was declared dead
+├── ProtocolError            a defect: a call that no correct program makes
+├── GateRefused              a role must not start; one problem a line, each with its fix (exit 3)
+└── UsageError               a wrong setting or argument (exit 2)
 """
 
 from __future__ import annotations

@@ -54,6 +54,7 @@ class Settings(BaseSettings):
     places: int = Field(4, ge=0, le=1000)
     heavy_places: int = Field(1, ge=0, le=1000)
     name: str = ""
+    app: str = ""
     agent_timeout_seconds: float = Field(300.0, gt=0)
 
     # limits

@@ -67,6 +67,4 @@ def decode(payload: str) -> Iterator[Block]:
         events = tuple((kind, data) for kind, _, data in (line.partition(" ") for line in lines))
         if events and len(events) != int(last) - int(first) + 1:
             raise ValueError("a block's events do not match its header")
-        yield Block(
-            JobId(UUID(job)), ExecutionId(UUID(execution)), int(epoch), int(first), int(last), events
-        )
+        yield Block(JobId(UUID(job)), ExecutionId(UUID(execution)), int(epoch), int(first), int(last), events)

@@ -12,9 +12,7 @@ from corevo.store.connections import Connections
 
 async def request_cancel(db: Connections, account_id: AccountId, job_id: JobId) -> Cancelled:
     """Raises NotFound, also for somebody else's job."""
-    row = await db.row(
-        "select command_id, ended, promoted from corevo.request_cancel($1, $2)", account_id, job_id
-    )
+    row = await db.row("select command_id, ended, promoted from corevo.request_cancel($1, $2)", account_id, job_id)
     assert row is not None
     return Cancelled(**row)
 

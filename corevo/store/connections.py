@@ -35,7 +35,9 @@ SESSION_SETTINGS = {
 }
 
 
-async def connect(url: str, *, name: str, pooled: bool = False, command_seconds: float = CALL_SECONDS) -> asyncpg.Connection[Any]:
+async def connect(
+    url: str, *, name: str, pooled: bool = False, command_seconds: float = CALL_SECONDS
+) -> asyncpg.Connection[Any]:
     """Opens one connection with Corevo's session settings. `pooled`: through a transaction-mode pooler."""
     host = urlsplit(url).hostname
     remote = host not in (None, "", "localhost", "127.0.0.1", "::1") and "sslmode=" not in url
@@ -64,6 +66,9 @@ class Connections:
         self.name = name
         self.pooled = pooled
         self.statements = 0
+        self.opened = (
+            0  # a server crash closes every connection: the same count later proves that none happened between
+        )
         self._idle: list[asyncpg.Connection[Any]] = []
         self._places = asyncio.Semaphore(limit)
         self._calls: set[asyncio.Task[list[Row]]] = set()
@@ -124,6 +129,7 @@ class Connections:
                 if connection.is_closed():
                     connection = None
             if connection is None:
+                self.opened += 1
                 connection = await connect(self.url, name=self.name, pooled=self.pooled)
             self.statements += 1
             rows: list[Row] = await connection.fetch(sql, *args)
@@ -135,7 +141,9 @@ class Connections:
             await self._give_back(connection, keep=False)
             if isinstance(error, asyncpg.DataError):
                 raise CorevoError(f"bad argument for the database: {error}") from error
-            raise Unavailable(f"the database does not answer ({type(error).__name__})", retry_after_seconds=2) from error
+            raise Unavailable(
+                f"the database does not answer ({type(error).__name__})", retry_after_seconds=2
+            ) from error
         except BaseException:
             await self._give_back(connection, keep=False)
             raise

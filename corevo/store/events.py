@@ -16,7 +16,7 @@ async def append(db: Connections, runs: Sequence[Append]) -> list[Appended]:
         "from corevo.append_events($1, $2, $3, $4, $5, $6, $7)",
         [run.execution_id for run in runs],
         [run.token for run in runs],
-        [run.events[0].seq for run in runs],
+        [run.first_seq for run in runs],
         [execution for execution, _ in events],
         [event.seq for _, event in events],
         [event.type for _, event in events],
@@ -64,3 +64,10 @@ async def ensure_partitions(db: Connections, days_ahead: int) -> int:
 async def partitions_ahead(db: Connections) -> int:
     value: int = await db.value("select corevo.partitions_ahead()")
     return value
+
+
+async def log_position(db: Connections) -> tuple[int, int]:
+    """The server's insert and flush positions now, as append returns them."""
+    row = await db.row("select insert_lsn, flush_lsn from corevo.log_position()")
+    assert row is not None
+    return row["insert_lsn"], row["flush_lsn"]

@@ -12,7 +12,12 @@ async def hold_duty(
     db: Connections, name: str, holder: UUID, token: UUID, *, lease_seconds: float, ttl_seconds: float
 ) -> Duty:
     row = await db.row(
-        "select held, watched_seconds from corevo.hold_duty($1, $2, $3, $4, $5)", name, holder, token, lease_seconds, ttl_seconds
+        "select held, watched_seconds from corevo.hold_duty($1, $2, $3, $4, $5)",
+        name,
+        holder,
+        token,
+        lease_seconds,
+        ttl_seconds,
     )
     assert row is not None
     return Duty(**row)

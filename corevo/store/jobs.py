@@ -33,7 +33,9 @@ JOB_COLUMNS = (
 )
 
 
-async def admit(db: Connections, admission: Admission, *, next_limit: int, worker_id: WorkerId | None = None) -> Admitted:
+async def admit(
+    db: Connections, admission: Admission, *, next_limit: int, worker_id: WorkerId | None = None
+) -> Admitted:
     """Admits one request, or raises the refusal. `worker_id`: take the job at once if nobody waits (local direct)."""
     row = await db.row(
         "select outcome, job_id, thread_id, command_id, epoch, token, lane, touched "
@@ -70,7 +72,12 @@ async def claim(
 ) -> list[Claim]:
     """Claims up to `limit` jobs of one lane. The same `request` again returns those that did not start yet."""
     rows = await db.fetch(
-        "select job_id, epoch, token from corevo.claim($1, $2, $3, $4, $5)", worker_id, request, list(agents), lane, limit
+        "select job_id, epoch, token from corevo.claim($1, $2, $3, $4, $5)",
+        worker_id,
+        request,
+        list(agents),
+        lane,
+        limit,
     )
     return [Claim(**row) for row in rows]
 

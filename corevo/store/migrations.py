@@ -77,8 +77,10 @@ async def read_state(fetchrow: Callable[..., Any]) -> SchemaState:
     there = await fetchrow("select to_regclass('corevo.schema_version') is not null as there")
     if not there["there"]:
         return SchemaState(0, "")
-    row = await fetchrow("select max(version) as version, (array_agg(functions order by version desc))[1] as functions "
-                         "from corevo.schema_version")
+    row = await fetchrow(
+        "select max(version) as version, (array_agg(functions order by version desc))[1] as functions "
+        "from corevo.schema_version"
+    )
     return SchemaState(row["version"] or 0, row["functions"] or "")
 
 
@@ -187,5 +189,3 @@ async def _partitions(connection: asyncpg.Connection[Any], report: Callable[[str
     made = await connection.fetchval("select corevo.ensure_partitions($1)", DAYS_AHEAD)
     if made:
         report(f"made {made} day partitions for events")
-
-

@@ -1,0 +1,168 @@
+"""The janitor: converges what nobody owns. Every worker offers itself; two at once, or none for a while, are harmless.
+
+It decides nothing that the database does not decide again under its locks. The duty is a row that only a finished
+sweep renews; a frozen janitor loses it by doing nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import uuid4
+
+import structlog
+from starlette.applications import Starlette
+
+from corevo import clock, health, metrics, wire
+from corevo.contracts import EVENT_CHANNEL, JOB_CHANNEL, WORK_CHANNEL, Event, JobId, Swept
+from corevo.errors import CorevoError
+from corevo.gate import pass_gate
+from corevo.notifier import Notifier
+from corevo.settings import Settings, load_settings
+from corevo.store import events, janitor
+from corevo.store.connections import Connections
+from corevo.tasks import Background
+
+log = structlog.get_logger()
+
+DUTY = "janitor"
+#: How long after its deadline, or after a cancel, a run that its owner does not end is ended here.
+LATE_SECONDS = 20.0
+JOBS_A_SWEEP = 200
+DAYS_AHEAD = 7
+PARTITION_SECONDS = 3600.0
+
+
+class Janitor:
+    """One offer to do the duty; `run` sweeps for as long as it is held."""
+
+    def __init__(self, settings: Settings, db: Connections, notifier: Notifier) -> None:
+        self.holds_duty = False
+        self.swept_at = 0.0
+        self._settings = settings
+        self._db = db
+        self._notifier = notifier
+        self._holder = uuid4()
+        self._token = uuid4()
+        self._partitions_at: float | None = None
+
+    async def run(self) -> None:
+        """Sweeps each period until cancelled. A failed sweep is logged and tried again at the next."""
+        period = self._settings.janitor_seconds
+        try:
+            while True:
+                try:
+                    await self.tick()
+                except CorevoError as error:
+                    self.holds_duty = False
+                    log.warning("a sweep failed", error=str(error))
+                await asyncio.sleep(period * random.uniform(0.9, 1.1))
+        finally:
+            if self.holds_duty:
+                self.holds_duty = False
+                try:
+                    await janitor.drop_duty(self._db, DUTY, self._token)
+                except CorevoError:
+                    pass  # its lease runs out by itself
+
+    async def tick(self) -> None:
+        """Takes or keeps the duty, then does one sweep."""
+        settings = self._settings
+        duty = await janitor.hold_duty(
+            self._db,
+            DUTY,
+            self._holder,
+            self._token,
+            lease_seconds=max(3 * settings.janitor_seconds, 2.0),
+            ttl_seconds=settings.heartbeat_ttl_seconds,
+        )
+        self.holds_duty = duty.held
+        if not duty.held:
+            return
+        if duty.watched_seconds >= settings.heartbeat_ttl_seconds:  # what nobody watched, nobody may call dead
+            for worker_id, name in await janitor.fence_workers(self._db, settings.heartbeat_ttl_seconds):
+                log.warning("a worker is silent and was declared dead", worker_id=str(worker_id), worker=name)
+        for job_id in await janitor.jobs_to_sweep(self._db, late_seconds=LATE_SECONDS, limit=JOBS_A_SWEEP):
+            await self._one("sweep", job_id)
+        for job_id in await janitor.jobs_to_expire(
+            self._db, limit_seconds=settings.queue_start_seconds, limit=JOBS_A_SWEEP
+        ):
+            await self._one("expire", job_id)
+        if self._partitions_at is None or clock.seconds() - self._partitions_at > PARTITION_SECONDS:
+            made = await events.ensure_partitions(self._db, DAYS_AHEAD)
+            self._partitions_at = clock.seconds()
+            if made:
+                log.info("made day partitions for events", count=made)
+        self.swept_at = clock.seconds()
+        metrics.SWEEPS.inc({})
+
+    async def _one(self, what: str, job_id: JobId) -> None:
+        """One job, one transaction; its failure must not stop the sweep."""
+        try:
+            if what == "sweep":
+                self._tell(await janitor.sweep_job(self._db, job_id, late_seconds=LATE_SECONDS))
+                return
+            expired, promoted = await janitor.expire_job(
+                self._db, job_id, limit_seconds=self._settings.queue_start_seconds
+            )
+            if expired:
+                self._tell(Swept(job_id, "expired", None, None, None, None, None, promoted))
+        except CorevoError as error:
+            log.error("a job could not be swept; going on", what=what, job_id=str(job_id), error=str(error))
+
+    def _tell(self, swept: Swept) -> None:
+        if swept.result in ("busy", "nothing"):
+            return
+        log.info("swept a job", job_id=str(swept.job_id), result=swept.result)
+        metrics.SWEPT.inc({"result": swept.result})
+        if swept.execution_id and swept.epoch and swept.terminal_seq and swept.terminal_type and swept.terminal_data:
+            terminal = Event(swept.terminal_seq, swept.terminal_type, swept.terminal_data)
+            payload = self._settings.notify_payload == "on"
+            for block in wire.encode(swept.job_id, swept.execution_id, swept.epoch, [terminal], payload=payload):
+                self._notifier.post(EVENT_CHANNEL, block)
+        self._notifier.post(JOB_CHANNEL, str(swept.job_id))
+        if swept.promoted:
+            self._notifier.post(JOB_CHANNEL, str(swept.promoted))
+        if swept.promoted or swept.result in ("released", "retry"):
+            self._notifier.post_lines(WORK_CHANNEL, ("normal", "heavy"))
+
+
+def create_app(settings: Settings | None = None) -> Starlette:
+    """The role alone, with its health routes."""
+    settings = settings or load_settings()
+    db = Connections(
+        settings.database_url,
+        limit=settings.connections("janitor"),
+        name="corevo janitor",
+        pooled=settings.behind_pooler,
+    )
+    notifier = Notifier(db, enabled=settings.notify == "on")
+    role = Janitor(settings, db, notifier)
+    background = Background()
+
+    async def reasons() -> list[str]:
+        late = clock.seconds() - role.swept_at > 6 * settings.janitor_seconds
+        return background.failures + (["no sweep lately"] if role.holds_duty and late else [])
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        await pass_gate(settings, db)
+        background.start(notifier.run(), "notifier")
+        background.start(role.run(), "janitor")
+        try:
+            yield
+        finally:
+            await background.stop()
+            await notifier.flush()
+            await db.close()
+
+    return Starlette(routes=health.routes(settings, reasons, lambda: {"duty": role.holds_duty}), lifespan=lifespan)
+
+
+def __getattr__(name: str) -> Starlette:
+    """`uvicorn corevo.janitor:app` makes the app on first use."""
+    if name == "app":
+        return create_app()
+    raise AttributeError(name)

@@ -1,0 +1,279 @@
+"""The pulse: a thread with an event loop and one dedicated connection of its own.
+
+It LISTENs, sends the worker's heartbeat, and watches the main loop. A blocked main loop therefore neither drops the
+heartbeat at once nor holds up the server's notification queue. It stops beating on purpose when the process cannot
+make progress: a beat asserts that work can go on.
+
+Everything it learns is handed to the main loop through a bounded line; overflow means "read state again".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import structlog
+
+from corevo import clock
+from corevo.contracts import PING_CHANNEL, OwnedJob, WorkerId
+from corevo.errors import CorevoError
+from corevo.settings import Settings
+from corevo.store.connections import connect
+
+log = structlog.get_logger()
+
+STATEMENT_SECONDS = 5.0
+LAG_SAMPLE_SECONDS = 0.25
+HANDOVER_LIMIT = 20_000
+RECONNECT_SECONDS = (0.2, 5.0)
+
+
+class Heart:
+    """What a worker wants to hear of its heartbeats. Callbacks run in the main loop.
+
+    on_beat(owned, began): the database took a beat that began at `began` (corevo.clock), and lists what it says we own.
+    on_refused(): this incarnation was declared dead; no further beat is sent for it.
+    may_beat(): None, or why this process cannot make progress. Called in the pulse's thread.
+    """
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        on_beat: Callable[[list[OwnedJob], float], None],
+        on_refused: Callable[[WorkerId], None],
+        may_beat: Callable[[], str | None],
+    ) -> None:
+        self.worker_id: WorkerId | None = worker_id
+        self.on_beat = on_beat
+        self.on_refused = on_refused
+        self.may_beat = may_beat
+
+
+class Pulse:
+    """`listening` is true while the channel is proved end to end: our own ping came back lately."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        channels: Sequence[str],
+        on_message: Callable[[str, str], None],
+        on_resync: Callable[[], None],
+        heart: Heart | None = None,
+    ) -> None:
+        self.listening = False
+        self.lag_ms = 0.0
+        self.stalled_seconds = 0.0
+        self.overflows = 0
+        self._settings = settings
+        self._channels = tuple(channels) if settings.notify == "on" else ()
+        self._on_message = on_message
+        self._on_resync = on_resync
+        self._heart = heart
+        self._line: deque[tuple[str, str]] = deque()
+        self._line_lock = threading.Lock()
+        self._overflowed = False
+        self._drain_due = False
+        self._ping = str(uuid4())
+        self._pinged_at = 0.0
+        self._thread: threading.Thread | None = None
+        self._main: asyncio.AbstractEventLoop
+        self._own: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+        self._lost: asyncio.Event
+        self._ready = threading.Event()
+
+    # ── from the main loop ────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        self._main = asyncio.get_running_loop()
+        self._main_thread = threading.current_thread()
+        self._thread = threading.Thread(target=self._run_thread, name="corevo-pulse", daemon=True)
+        self._thread.start()
+        self._ready.wait(10)
+
+    async def stop(self) -> None:
+        if self._thread is None:
+            return
+        self._call_own(self._stop.set)
+        await asyncio.to_thread(self._thread.join, STATEMENT_SECONDS + 2)
+        self._thread = None
+
+    @property
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _call_own(self, callback: Callable[[], None]) -> None:
+        try:
+            self._own.call_soon_threadsafe(callback)
+        except RuntimeError:
+            pass  # its loop has ended
+
+    def _drain(self) -> None:
+        with self._line_lock:
+            messages = list(self._line)
+            self._line.clear()
+            overflowed, self._overflowed = self._overflowed, False
+            self._drain_due = False
+        for channel, payload in messages:
+            self._on_message(channel, payload)
+        if overflowed:
+            self._on_resync()
+
+    # ── in the pulse's thread ─────────────────────────────────────────────────────────────────────────
+
+    def _run_thread(self) -> None:
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        self._own = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._ready.set()
+        watch = asyncio.create_task(self._watch_main())
+        try:
+            if self._channels or self._heart:
+                await self._keep_connected()
+            else:
+                await self._stop.wait()
+        finally:
+            watch.cancel()
+
+    async def _keep_connected(self) -> None:
+        delay = RECONNECT_SECONDS[0]
+        while not self._stop.is_set():
+            connection: asyncpg.Connection[Any] | None = None
+            try:
+                self._lost.clear()
+                connection = await connect(
+                    self._settings.direct_url, name="corevo pulse", command_seconds=STATEMENT_SECONDS
+                )
+                connection.add_termination_listener(lambda _: self._lost.set())
+                for channel in self._channels:
+                    await connection.add_listener(channel, self._heard)
+                if self._channels:
+                    await connection.add_listener(PING_CHANNEL, self._heard_ping)
+                delay = RECONNECT_SECONDS[0]
+                while not self._stop.is_set() and not self._lost.is_set():
+                    await self._round(connection)
+                    await self._sleep(self._settings.heartbeat_seconds)
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, CorevoError) as error:
+                log.warning(
+                    "pulse lost its connection", error=f"{type(error).__name__}: {error}", retry_seconds=round(delay, 2)
+                )
+            except asyncpg.InternalClientError as error:
+                log.warning("pulse lost its connection", error=str(error), retry_seconds=round(delay, 2))
+            finally:
+                self.listening = False
+                if connection is not None:
+                    await _discard(connection)
+            if not self._stop.is_set():
+                self._to_main(self._on_resync)
+                await self._sleep(random.uniform(0.5, 1.0) * delay, even_if_lost=True)
+                delay = min(delay * 2, RECONNECT_SECONDS[1])
+
+    async def _round(self, connection: asyncpg.Connection[Any]) -> None:
+        if self._heart is not None and self._heart.worker_id is not None:
+            await self._beat(connection, self._heart, self._heart.worker_id)
+        if self._channels:
+            silent = clock.seconds() - self._pinged_at
+            if self.listening and silent > 3 * self._settings.heartbeat_seconds:
+                self.listening = False
+                self._to_main(self._on_resync)
+            await connection.execute("select pg_notify($1, $2)", PING_CHANNEL, self._ping, timeout=STATEMENT_SECONDS)
+
+    async def _beat(self, connection: asyncpg.Connection[Any], heart: Heart, worker_id: WorkerId) -> None:
+        reason = self._stall() or heart.may_beat()
+        if reason is not None:
+            log.error("no heartbeat: this process cannot make progress", reason=reason)
+            return
+        began = clock.seconds()
+        lag, self.lag_ms = self.lag_ms, 0.0
+        try:
+            rows = await connection.fetch(
+                "select job_id, epoch, token, claim_request, execution_id, has_commands from corevo.beat($1, $2)",
+                worker_id,
+                lag,
+                timeout=STATEMENT_SECONDS,
+            )
+        except asyncpg.PostgresError as error:
+            if error.sqlstate != "RV004":
+                raise
+            if heart.worker_id == worker_id:
+                heart.worker_id = None
+            self._to_main(heart.on_refused, worker_id)
+            return
+        self._to_main(heart.on_beat, [OwnedJob(**row) for row in rows], began)
+
+    def _stall(self) -> str | None:
+        if not self._main_thread.is_alive() or self._main.is_closed():
+            return "the main thread ended"
+        if self.stalled_seconds > self._settings.loop_stall_limit_seconds:
+            return f"the event loop has been blocked for {self.stalled_seconds:.0f} s"
+        return None
+
+    async def _watch_main(self) -> None:
+        """Sends the main loop a tick and measures how long it takes to run: the loop's lag."""
+        while True:
+            back = asyncio.Event()
+            sent = clock.seconds()
+            if not self._to_main(lambda back=back: self._call_own(back.set)):
+                return
+            while not back.is_set():
+                try:
+                    await asyncio.wait_for(back.wait(), LAG_SAMPLE_SECONDS)
+                except TimeoutError:
+                    self.stalled_seconds = clock.seconds() - sent
+            self.lag_ms = max(self.lag_ms, (clock.seconds() - sent) * 1000)
+            self.stalled_seconds = 0.0
+            await asyncio.sleep(LAG_SAMPLE_SECONDS)
+
+    def _heard(self, _connection: Any, _pid: int, channel: str, payload: object) -> None:
+        with self._line_lock:
+            if len(self._line) >= HANDOVER_LIMIT:
+                self._line.clear()
+                self._overflowed = True
+                self.overflows += 1
+            self._line.append((channel, str(payload)))
+            if self._drain_due:
+                return
+            self._drain_due = True
+        self._to_main(self._drain)
+
+    def _heard_ping(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
+        if payload != self._ping:
+            return
+        self._pinged_at = clock.seconds()
+        if not self.listening:
+            self.listening = True
+            self._to_main(self._on_resync)  # what was said before LISTEN was answered is read from the tables
+
+    def _to_main(self, callback: Callable[..., None], *args: object) -> bool:
+        try:
+            self._main.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            return False  # the main loop has ended
+        return True
+
+    async def _sleep(self, seconds: float, *, even_if_lost: bool = False) -> None:
+        waits = [asyncio.create_task(self._stop.wait())]
+        if not even_if_lost:
+            waits.append(asyncio.create_task(self._lost.wait()))
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+
+async def _discard(connection: asyncpg.Connection[Any]) -> None:
+    try:
+        await connection.close(timeout=1.0)
+    except Exception:
+        connection.terminate()

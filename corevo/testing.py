@@ -1,0 +1,79 @@
+"""For agent authors: runs an agent in memory, without a database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from uuid import uuid4
+
+from corevo.contracts import AccountId, ExecutionId, JobId, Message, ThreadId
+from corevo.runtime.call import BadAgent, call_agent
+from corevo.runtime.registry import AgentFunction
+from corevo.runtime.run import Run
+from corevo.runtime.sanitize import describe_error
+
+__all__ = ["Result", "run"]
+
+
+@dataclass
+class Result:
+    """What a run produced: its events as (type, data), its text, and how it ended."""
+
+    outcome: Literal["completed", "failed", "timed_out"]
+    events: list[tuple[str, Any]] = field(default_factory=list)
+    text: str = ""
+    error: str | None = None
+
+
+class _Memory:
+    def __init__(self, result: Result) -> None:
+        self._result = result
+
+    async def text(self, text: str) -> None:
+        self._result.events.append(("text.delta", {"text": text, "at": len(self._result.text)}))
+        self._result.text += text
+
+    async def event(self, type: str, data: str) -> None:
+        self._result.events.append((type, json.loads(data)))
+
+
+async def run(
+    agent: AgentFunction,
+    input: Any,
+    *,
+    history: Sequence[Message] = (),
+    metadata: Mapping[str, Any] | None = None,
+    timeout_seconds: float = 30.0,
+) -> Result:
+    """Runs `agent` on a message (or any JSON input) and returns what came of it; never raises what the agent raised.
+
+    `history`: earlier messages of the thread, oldest first.
+    """
+    text = input if isinstance(input, str) else json.dumps(input, ensure_ascii=False)
+    result = Result("completed")
+    given = Run(
+        job_id=JobId(uuid4()),
+        execution_id=ExecutionId(uuid4()),
+        thread_id=ThreadId(uuid4()),
+        account_id=AccountId(uuid4()),
+        agent=getattr(agent, "__name__", "agent"),
+        messages=[*history, Message("user", text)],
+        input=input,
+        metadata=metadata,
+        attempt=1,
+        remaining_seconds=timeout_seconds,
+        output=_Memory(result),
+    )
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await call_agent(agent, given)
+    except TimeoutError as error:
+        result.outcome, result.error = ("timed_out", None) if given.deadline == 0 else ("failed", describe_error(error))
+    except BadAgent as error:
+        result.outcome, result.error = "failed", str(error)
+    except Exception as error:
+        result.outcome, result.error = "failed", describe_error(error)
+    return result

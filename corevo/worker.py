@@ -1,0 +1,295 @@
+"""The worker: claims, starts and runs jobs; beats; obeys commands; drains. Holds no client connection."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID, uuid4
+
+import structlog
+from starlette.applications import Starlette
+
+from corevo import __version__, clock, health, metrics
+from corevo.contracts import JOB_CHANNEL, LANES, WORK_CHANNEL, Claim, JobId, Lane, OwnedJob, WorkerId
+from corevo.errors import CorevoError, UsageError, WorkerFenced
+from corevo.gate import pass_gate
+from corevo.janitor import Janitor
+from corevo.notifier import Notifier
+from corevo.pulse import Heart, Pulse
+from corevo.runtime.executor import Executor
+from corevo.runtime.registry import Agent, load
+from corevo.runtime.writer import EventWriter
+from corevo.settings import Settings, load_settings
+from corevo.store import jobs, server, workers
+from corevo.store.connections import Connections
+from corevo.tasks import Background
+
+log = structlog.get_logger()
+
+CHANNELS = (WORK_CHANNEL, JOB_CHANNEL)
+#: Between looks at the queue while the channel is not proved; slow looks are COREVO_POLL_SECONDS apart.
+UNHEARD_POLL_SECONDS = 0.5
+#: Kept of the grace for ending what was interrupted.
+ENDING_SECONDS = 5.0
+REGISTER_RETRY_SECONDS = 2.0
+
+
+class Worker:
+    """One worker's life: `begin`, `run` until cancelled, `drain`. Implements contracts.LocalWorker for solo."""
+
+    def __init__(self, settings: Settings, db: Connections, notifier: Notifier, agents: dict[str, Agent]) -> None:
+        self.worker_id = WorkerId(uuid4())
+        self.draining = False
+        self.listening: Callable[[], bool] = lambda: False  # the role sets it to its pulse's
+        self._settings = settings
+        self._db = db
+        self._notifier = notifier
+        self._agents = agents
+        self._wake = asyncio.Event()
+        self._good_beat = clock.seconds()
+        self._claimed_at = clock.seconds()
+        self.writer = EventWriter(db, notifier, payload=settings.notify_payload == "on")
+        self.executor = Executor(
+            db,
+            notifier,
+            self.writer,
+            worker_id=self.worker_id,
+            agents=agents,
+            places={"normal": settings.places, "heavy": settings.heavy_places},
+            on_free=self._wake.set,
+            may_start=self.may_start,
+        )
+        self.heart = Heart(self.worker_id, self._on_beat, self._on_refused, self._may_beat)
+
+    # ── life ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def begin(self) -> None:
+        """Registers this incarnation and its agents."""
+        began = clock.seconds()
+        await workers.register(
+            self._db,
+            self.worker_id,
+            name=self._settings.process_name,
+            version=__version__,
+            agents=[agent.spec(self._settings.agent_timeout_seconds) for agent in self._agents.values()],
+        )
+        self._good_beat = began
+        self.executor.worker_id = self.worker_id
+        self.heart.worker_id = self.worker_id
+        log.info("worker began", worker_id=str(self.worker_id), agents=sorted(self._agents))
+
+    async def run(self) -> None:
+        """Claims until drained. Woken by messages, correct by polling."""
+        while True:
+            self._claimed_at = clock.seconds()
+            if self.heart.worker_id is None:
+                await self._begin_again()
+            again = False
+            if self.may_start():
+                for lane in LANES:
+                    again = await self._claim(lane) or again
+            if not again:
+                await self._rest()
+
+    async def drain(self) -> None:
+        """Takes nothing more, gives back what did not start, lets runs finish within the grace, interrupts the rest."""
+        if self.draining:
+            return
+        self.draining = True
+        self._wake.set()
+        ends_at = clock.seconds() + self._settings.stop_grace_seconds
+        try:
+            await workers.drain(self._db, self.worker_id)
+        except CorevoError as error:
+            log.warning("could not say that this worker drains", error=str(error))
+        if not await self._empty_by(ends_at - ENDING_SECONDS):
+            log.warning("interrupting runs", count=len(self.executor.jobs))
+            self.executor.stop_all("interrupted")
+            await self._empty_by(ends_at)
+
+    async def retire(self) -> None:
+        """The last word; the heartbeat has outlived the last job."""
+        self.heart.worker_id = None
+        try:
+            await workers.retire(self._db, self.worker_id)
+        except CorevoError as error:
+            log.warning("could not say goodbye; a janitor will notice", error=str(error))
+
+    # ── for solo: the local direct path ───────────────────────────────────────────────────────────────
+
+    def reserve(self) -> bool:
+        return not self.draining and self.executor.reserve("normal")
+
+    def take(self, claim: Claim) -> None:
+        self.executor.give_back("normal")
+        self.executor.take(claim, "normal")
+
+    def give_back(self) -> None:
+        self.executor.give_back("normal")
+        self._wake.set()
+
+    # ── what comes from the pulse, in the main loop ───────────────────────────────────────────────────
+
+    def on_message(self, channel: str, payload: str) -> None:
+        if channel == WORK_CHANNEL:
+            self._wake.set()
+        elif channel == JOB_CHANNEL and self.executor.jobs:
+            self.executor.hear_jobs([JobId(UUID(line)) for line in payload.split("\n")])
+
+    def resync(self) -> None:
+        self._wake.set()
+
+    def may_start(self) -> bool:
+        """False while draining, and while suspended: no good beat for two thirds of the TTL."""
+        silent = clock.seconds() - self._good_beat
+        return not self.draining and silent < self._settings.heartbeat_ttl_seconds * 2 / 3
+
+    def _on_beat(self, owned: list[OwnedJob], began: float) -> None:
+        self._good_beat = began
+        self.executor.hear_beat(owned, began)
+        for lane in LANES:
+            metrics.PLACES_BUSY.set({"lane": lane}, self.executor.places[lane] - self.executor.free(lane))
+
+    def _on_refused(self, worker_id: WorkerId) -> None:
+        if worker_id == self.worker_id:
+            log.error("this worker was declared dead; its runs end here", worker_id=str(worker_id))
+            self.executor.fence_all()
+            self._wake.set()
+
+    def _may_beat(self) -> str | None:
+        silent = clock.seconds() - self._claimed_at
+        if not self.draining and silent > self._settings.poll_seconds * 2 + self._settings.loop_stall_limit_seconds:
+            return f"the claim loop has not turned for {silent:.0f} s"
+        return None
+
+    # ── the claim loop ────────────────────────────────────────────────────────────────────────────────
+
+    async def _claim(self, lane: Lane) -> bool:
+        """Claims for the free places of a lane. True when more may be waiting there."""
+        free = self.executor.free(lane)
+        if free <= 0:
+            return False
+        request = uuid4()
+        self.executor.claiming.add(request)
+        try:
+            claims = await self._claim_surely(request, lane, free)
+            for claim in claims:
+                self.executor.take(claim, lane)
+        except WorkerFenced:
+            self._on_refused(self.worker_id)
+            return False
+        except CorevoError as error:
+            log.warning("claiming failed", lane=lane, error=str(error))
+            return False
+        finally:
+            self.executor.claiming.discard(request)
+        return len(claims) == free and self.executor.free(lane) > 0
+
+    async def _claim_surely(self, request: UUID, lane: Lane, limit: int) -> list[Claim]:
+        """A claim whose answer was lost is asked for once more with the same request: it returns the same jobs."""
+        for last in (False, True):
+            try:
+                return await jobs.claim(self._db, self.worker_id, request, sorted(self._agents), lane, limit)
+            except WorkerFenced:
+                raise
+            except CorevoError:
+                if last:
+                    raise
+                await asyncio.sleep(random.uniform(0.1, 0.3))
+        raise AssertionError("unreachable")
+
+    async def _rest(self) -> None:
+        seconds = self._settings.poll_seconds
+        if not self.listening():
+            seconds = min(seconds, UNHEARD_POLL_SECONDS)
+        try:
+            await asyncio.wait_for(self._wake.wait(), seconds * random.uniform(0.8, 1.2))
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    async def _begin_again(self) -> None:
+        """A refused worker comes back as a new incarnation, once its old runs have ended."""
+        if self.draining:
+            return
+        await self._empty_by(clock.seconds() + 2 * ENDING_SECONDS)
+        self.worker_id = WorkerId(uuid4())
+        try:
+            await self.begin()
+        except CorevoError as error:
+            log.warning("could not register again", error=str(error))
+            await asyncio.sleep(REGISTER_RETRY_SECONDS)
+
+    async def _empty_by(self, moment: float) -> bool:
+        while not self.executor.idle:
+            left = moment - clock.seconds()
+            if left <= 0:
+                return False
+            await self.executor.wait_for_one(left)
+        return True
+
+
+def create_app(settings: Settings | None = None, app: str | None = None) -> Starlette:
+    """The role with its health routes. `app` (else COREVO_APP) names the module or file with the agents."""
+    settings = settings or load_settings()
+    target = app or settings.app
+    if not target:
+        raise UsageError("name the agents to serve: `corevo worker APP`, or COREVO_APP")
+    agents = load(target)
+    db = Connections(
+        settings.database_url, limit=settings.connections("worker"), name="corevo worker", pooled=settings.behind_pooler
+    )
+    notifier = Notifier(db, enabled=settings.notify == "on")
+    worker = Worker(settings, db, notifier, agents)
+    janitor = Janitor(settings, db, notifier)
+    pulse = Pulse(
+        settings, channels=CHANNELS, on_message=worker.on_message, on_resync=worker.resync, heart=worker.heart
+    )
+    worker.listening = lambda: pulse.listening
+    background = Background()
+
+    async def reasons() -> list[str]:
+        why = list(background.failures)
+        if not pulse.alive:
+            why.append("the pulse has ended")
+        if not worker.may_start():
+            why.append("draining" if worker.draining else "suspended: no heartbeat was taken lately")
+        try:
+            await asyncio.wait_for(server.answers(db), 5)
+        except (CorevoError, TimeoutError):
+            why.append("the database does not answer")
+        return why
+
+    def facts() -> dict[str, Any]:
+        return {"listen": "healthy" if pulse.listening else "polling", "running": len(worker.executor.jobs)}
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        await pass_gate(settings, db)
+        await worker.begin()
+        pulse.start()
+        background.start(notifier.run(), "notifier")
+        background.start(worker.writer.run(), "event writer")
+        background.start(janitor.run(), "janitor")
+        background.start(worker.run(), "claim loop")
+        try:
+            yield
+        finally:
+            await worker.drain()
+            await worker.retire()
+            await background.stop()
+            await notifier.flush()
+            await pulse.stop()
+            await db.close()
+
+    return Starlette(routes=health.routes(settings, reasons, facts), lifespan=lifespan)
+
+
+def __getattr__(name: str) -> Starlette:
+    """`uvicorn corevo.worker:app` makes the app on first use; COREVO_APP names the agents."""
+    if name == "app":
+        return create_app()
+    raise AttributeError(name)
