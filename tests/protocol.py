@@ -16,7 +16,21 @@ import pytest
 
 Row = asyncpg.Record
 
-TABLES = ["accounts", "agents", "audit", "commands", "duties", "events", "executions", "idempotency", "jobs", "messages", "settings", "threads", "workers"]
+TABLES = [
+    "accounts",
+    "agents",
+    "audit",
+    "commands",
+    "duties",
+    "events",
+    "executions",
+    "idempotency",
+    "jobs",
+    "messages",
+    "settings",
+    "threads",
+    "workers",
+]
 
 STALE, BAD_CALL, WORKER_FENCED, INCARNATION_USED = "RV001", "RV003", "RV004", "RV005"
 NOT_FOUND, AGENT_UNKNOWN, AGENT_UNAVAILABLE, MISMATCH = "RV101", "RV102", "RV103", "RV104"
@@ -196,8 +210,11 @@ class Protocol:
     async def append(self, *pieces: Piece) -> list[Row]:
         return await self.all(
             "select * from corevo.append_events($1, $2, $3, $4, $5, $6, $7)",
-            [p.execution for p in pieces], [p.token for p in pieces], [p.first for p in pieces], *columns(pieces),
-        )  # fmt: skip
+            [p.execution for p in pieces],
+            [p.token for p in pieces],
+            [p.first for p in pieces],
+            *columns(pieces),
+        )
 
     async def finish(
         self,
@@ -211,9 +228,13 @@ class Protocol:
         n = len(pieces)
         return await self.all(
             "select * from corevo.finish($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-            [p.execution for p in pieces], [p.token for p in pieces], list(outcomes), [reason] * n, [message] * n,
+            [p.execution for p in pieces],
+            [p.token for p in pieces],
+            list(outcomes),
+            [reason] * n,
+            [message] * n,
             *columns(pieces),
-        )  # fmt: skip
+        )
 
     async def accept(self, *runs: Running) -> list[Row]:
         return await self.all(
@@ -230,9 +251,7 @@ class Protocol:
     async def expire(self, job: UUID, limit_seconds: float = 60.0) -> Row:
         return await self.row("select * from corevo.expire_job($1, $2)", job, limit_seconds)
 
-    async def duty(
-        self, holder: UUID, token: UUID, *, lease_seconds: float = 15.0, ttl_seconds: float = 20.0
-    ) -> Row:
+    async def duty(self, holder: UUID, token: UUID, *, lease_seconds: float = 15.0, ttl_seconds: float = 20.0) -> Row:
         return await self.row(
             "select * from corevo.hold_duty('janitor', $1, $2, $3, $4)",
             holder,
@@ -263,9 +282,7 @@ class Protocol:
         return await self.row("select text, status from corevo.messages where job_id = $1 and part = 2", job)
 
     async def types(self, execution: UUID) -> list[str]:
-        rows = await self.all(
-            "select type from corevo.events where execution_id = $1 order by seq", execution
-        )
+        rows = await self.all("select type from corevo.events where execution_id = $1 order by seq", execution)
         return [row["type"] for row in rows]
 
     async def command(self, command: UUID) -> str:
@@ -283,7 +300,7 @@ class Protocol:
         found = {}
         for table in TABLES:
             row = await self.row(
-                f"select count(*) as n, md5(coalesce(string_agg(md5(t::text), '' order by md5(t::text)), '')) as sum "
+                "select count(*) as n, md5(string_agg(md5(t::text), '' order by md5(t::text))) as sum "
                 f"from corevo.{table} t"
             )
             found[table] = (row["n"], row["sum"])

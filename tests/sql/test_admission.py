@@ -32,9 +32,7 @@ class TestIdentity:
         with refused(NOT_FOUND):
             await protocol.admit(account)
 
-    async def test_a_foreign_thread_is_a_missing_thread(
-        self, protocol: Protocol, account: UUID, worker: UUID
-    ) -> None:
+    async def test_a_foreign_thread_is_a_missing_thread(self, protocol: Protocol, account: UUID, worker: UUID) -> None:
         foreign = await protocol.admit(await protocol.account())
         before = await protocol.contents()
         with refused(NOT_FOUND) as theirs:
@@ -85,9 +83,7 @@ class TestAgents:
     ) -> None:
         await protocol.worker("second")
         first = await protocol.admit(account, agent="second")
-        following = await protocol.admit(
-            account, "more", agent=None, thread=first["thread_id"], on_busy="enqueue"
-        )
+        following = await protocol.admit(account, "more", agent=None, thread=first["thread_id"], on_busy="enqueue")
         assert (await protocol.job(following["job_id"]))["agent"] == "second"
 
     async def test_a_job_keeps_the_lane_and_limits_that_held_when_it_came(
@@ -103,9 +99,7 @@ class TestAgents:
 
 
 class TestIdempotency:
-    async def test_the_same_body_gets_the_stored_outcome(
-        self, protocol: Protocol, account: UUID, worker: UUID
-    ) -> None:
+    async def test_the_same_body_gets_the_stored_outcome(self, protocol: Protocol, account: UUID, worker: UUID) -> None:
         first = await protocol.admit(account, key="k")
         before = await protocol.contents()
         again = await protocol.admit(account, key="k")
@@ -122,16 +116,12 @@ class TestIdempotency:
             await protocol.admit(account, key="k", body_hash="two")
         assert await protocol.contents() == before
 
-    async def test_it_holds_whatever_the_limits_say_now(
-        self, protocol: Protocol, account: UUID, worker: UUID
-    ) -> None:
+    async def test_it_holds_whatever_the_limits_say_now(self, protocol: Protocol, account: UUID, worker: UUID) -> None:
         first = await protocol.admit(account, key="k")
         second = await protocol.admit(account, "more", thread=first["thread_id"], on_busy="enqueue", key="k2")
         await protocol.move_clock("2 minutes")  # nobody serves the agent any more
         for key, was in (("k", first), ("k2", second)):
-            again = await protocol.admit(
-                account, "more", thread=first["thread_id"], on_busy="reject", key=key
-            )
+            again = await protocol.admit(account, "more", thread=first["thread_id"], on_busy="reject", key=key)
             assert (again["outcome"], again["job_id"]) == (was["outcome"], was["job_id"])
 
     async def test_a_refusal_stores_nothing_under_the_key(
@@ -150,9 +140,7 @@ class TestIdempotency:
         again = await protocol.admit(account, thread=first["thread_id"], key="k")
         assert (again["outcome"], again["job_id"]) == ("already_running", first["job_id"])
 
-    async def test_one_key_of_two_accounts_is_two_keys(
-        self, protocol: Protocol, account: UUID, worker: UUID
-    ) -> None:
+    async def test_one_key_of_two_accounts_is_two_keys(self, protocol: Protocol, account: UUID, worker: UUID) -> None:
         mine = await protocol.admit(account, key="k")
         theirs = await protocol.admit(await protocol.account(), key="k", body_hash="other")
         assert mine["job_id"] != theirs["job_id"]
@@ -232,9 +220,7 @@ class TestThreadLine:
         assert row["promoted"] == fourth["job_id"]
         assert (await protocol.job(third["job_id"]))["state"] == "cancelled"
 
-    async def test_reject_is_refused_and_leaves_nothing(
-        self, protocol: Protocol, account: UUID, worker: UUID
-    ) -> None:
+    async def test_reject_is_refused_and_leaves_nothing(self, protocol: Protocol, account: UUID, worker: UUID) -> None:
         first = await protocol.admit(account)
         before = await protocol.contents()
         with refused(THREAD_BUSY):
@@ -257,9 +243,10 @@ class TestThreadLine:
     ) -> None:
         first = await protocol.admit(account, "0")
         thread = first["thread_id"]
-        line = [first["job_id"]]
-        for n in range(1, 5):
-            line.append((await protocol.admit(account, str(n), thread=thread, on_busy="enqueue"))["job_id"])
+        line = [
+            first["job_id"],
+            *[(await protocol.admit(account, str(n), thread=thread, on_busy="enqueue"))["job_id"] for n in range(1, 5)],
+        ]
         assert (await protocol.cancel(account, line[2]))["ended"] is True
         assert (await protocol.thread(thread))["current_job_id"] == line[0], "the current one did not notice"
         ran = []
@@ -289,9 +276,7 @@ class TestThreadLine:
             await protocol.admit(account, "x", thread=first["thread_id"], on_busy="steer")
         assert (await protocol.job(first["job_id"]))["state"] == "queued"
 
-    async def test_the_first_text_names_the_thread(
-        self, protocol: Protocol, account: UUID, worker: UUID
-    ) -> None:
+    async def test_the_first_text_names_the_thread(self, protocol: Protocol, account: UUID, worker: UUID) -> None:
         first = await protocol.admit(account, "t" * 200)
         assert (await protocol.thread(first["thread_id"]))["title"] == "t" * 80
         empty = await protocol.value("select corevo.create_thread($1, '')", account)

@@ -29,9 +29,7 @@ async def test_cancel_of_a_claimed_job_ends_it_and_its_start_is_stale(
     assert (row["result"], row["ended_by"]) == ("stale", "cancelled")
 
 
-async def test_cancel_of_the_current_job_promotes_the_next(
-    protocol: Protocol, account: UUID, worker: UUID
-) -> None:
+async def test_cancel_of_the_current_job_promotes_the_next(protocol: Protocol, account: UUID, worker: UUID) -> None:
     first = await protocol.admit(account)
     following = await protocol.admit(account, "x", thread=first["thread_id"], on_busy="enqueue")
     row = await protocol.cancel(account, first["job_id"])
@@ -54,15 +52,11 @@ async def test_cancel_of_a_running_job_is_requested_accepted_and_resolved_by_the
         row["command_id"], run.execution, "cancel",
     )  # fmt: skip
     assert await protocol.command(row["command_id"]) == "accepted"
-    assert [a["command_id"] for a in await protocol.accept(run)] == [row["command_id"]], (
-        "a lost reply loses nothing"
-    )
+    assert [a["command_id"] for a in await protocol.accept(run)] == [row["command_id"]], "a lost reply loses nothing"
     assert (await protocol.cancel(account, run.job))["command_id"] == row["command_id"]
 
     await protocol.finish(piece(run), outcomes=[outcome])
-    assert await protocol.command(row["command_id"]) == (
-        "done" if outcome == "cancelled" else "already_finished"
-    )
+    assert await protocol.command(row["command_id"]) == ("done" if outcome == "cancelled" else "already_finished")
     assert await protocol.accept(run) == []
 
 
@@ -93,9 +87,7 @@ async def test_a_stale_identity_gets_no_command(protocol: Protocol, account: UUI
     await protocol.admit(account)
     run = await protocol.running(worker)
     row = await protocol.cancel(account, run.job)
-    assert (
-        await protocol.all("select * from corevo.accept_commands($1, $2)", [run.execution], [uuid4()]) == []
-    )
+    assert await protocol.all("select * from corevo.accept_commands($1, $2)", [run.execution], [uuid4()]) == []
     assert await protocol.command(row["command_id"]) == "requested"
 
 

@@ -56,9 +56,7 @@ class TestClaim:
         assert [c.job for c in await protocol.claim(worker, 3)] == jobs[3:]
         assert await protocol.claim(worker, 3) == []
 
-    async def test_takes_only_its_lane_and_its_agents(
-        self, protocol: Protocol, account: UUID, worker: UUID
-    ) -> None:
+    async def test_takes_only_its_lane_and_its_agents(self, protocol: Protocol, account: UUID, worker: UUID) -> None:
         await protocol.worker("big", lane="heavy")
         await protocol.worker("other")
         heavy = (await protocol.admit(account, agent="big"))["job_id"]
@@ -67,16 +65,12 @@ class TestClaim:
         assert await protocol.claim(worker, 9, lane="heavy") == []
         assert [c.job for c in await protocol.claim(worker, 9, lane="heavy", agents=["big"])] == [heavy]
 
-    async def test_takes_no_blocked_and_no_future_job(
-        self, protocol: Protocol, account: UUID, worker: UUID
-    ) -> None:
+    async def test_takes_no_blocked_and_no_future_job(self, protocol: Protocol, account: UUID, worker: UUID) -> None:
         first = await protocol.admit(account)
         await protocol.admit(account, "next", thread=first["thread_id"], on_busy="enqueue")
         assert [c.job for c in await protocol.claim(worker, 9)] == [first["job_id"]]
         later = (await protocol.admit(account))["job_id"]
-        await protocol.value(
-            "update corevo.jobs set ready_at = corevo.now() + interval '1 hour' where id = $1", later
-        )
+        await protocol.value("update corevo.jobs set ready_at = corevo.now() + interval '1 hour' where id = $1", later)
         assert await protocol.claim(worker, 9) == []
         await protocol.move_clock("61 minutes")
         assert [c.job for c in await protocol.claim(worker, 9)] == [later]
@@ -106,9 +100,7 @@ class TestClaim:
 
 
 class TestRelease:
-    async def test_gives_the_job_back_and_burns_nothing(
-        self, protocol: Protocol, account: UUID, worker: UUID
-    ) -> None:
+    async def test_gives_the_job_back_and_burns_nothing(self, protocol: Protocol, account: UUID, worker: UUID) -> None:
         await protocol.admit(account)
         for epoch in range(1, 6):  # more often than a poison job may be lost
             (claim,) = await protocol.claim(worker)
@@ -116,14 +108,24 @@ class TestRelease:
             await protocol.release(claim)
             job = await protocol.job(claim.job)
             assert (job["state"], job["worker_id"], job["claimed_at"], job["losses"], job["attempts"]) == (
-                "queued", None, None, 0, 0,
-            )  # fmt: skip
+                "queued",
+                None,
+                None,
+                0,
+                0,
+            )
 
     @pytest.mark.parametrize(
         ("what", "lost_to"),
-        [("twice", "released"), ("claimed_again", "newer_claim"), ("started", "started"), ("cancelled", "cancelled"),
-         ("wrong_token", "token"), ("unknown", "gone")],
-    )  # fmt: skip
+        [
+            ("twice", "released"),
+            ("claimed_again", "newer_claim"),
+            ("started", "started"),
+            ("cancelled", "cancelled"),
+            ("wrong_token", "token"),
+            ("unknown", "gone"),
+        ],
+    )
     async def test_that_is_stale_changes_nothing_and_says_what_it_lost_to(
         self, protocol: Protocol, account: UUID, worker: UUID, what: str, lost_to: str
     ) -> None:
@@ -151,9 +153,7 @@ class TestRelease:
 
 
 class TestStart:
-    async def test_repeated_returns_the_same_execution(
-        self, protocol: Protocol, account: UUID, worker: UUID
-    ) -> None:
+    async def test_repeated_returns_the_same_execution(self, protocol: Protocol, account: UUID, worker: UUID) -> None:
         await protocol.admit(account)
         (claim,) = await protocol.claim(worker)
         (first,) = await protocol.start(claim)
@@ -176,9 +176,7 @@ class TestStart:
             run.execution,
         )
 
-    async def test_gives_the_execution_the_deadline_of_its_agent(
-        self, protocol: Protocol, account: UUID
-    ) -> None:
+    async def test_gives_the_execution_the_deadline_of_its_agent(self, protocol: Protocol, account: UUID) -> None:
         worker = await protocol.worker("brief", timeout_seconds=7)
         await protocol.admit(account, agent="brief")
         run = await protocol.running(worker, agents=["brief"])
@@ -186,9 +184,7 @@ class TestStart:
         assert (x["deadline_at"] - x["started_at"]).total_seconds() == 7
         assert (x["epoch"], x["token"], x["worker_id"]) == (1, run.token, worker)
 
-    async def test_ids_are_uuid7_of_the_protocols_clock(
-        self, protocol: Protocol, account: UUID, worker: UUID
-    ) -> None:
+    async def test_ids_are_uuid7_of_the_protocols_clock(self, protocol: Protocol, account: UUID, worker: UUID) -> None:
         await protocol.move_clock("2 days")
         await protocol.beat(worker)
         await protocol.admit(account)
@@ -211,8 +207,12 @@ class TestStart:
             Claim(worker, uuid4(), 1, uuid4()),
         )
         assert [(r["result"], r["ended_by"]) for r in rows] == [
-            ("started", None), ("stale", "released"), ("stale", "cancelled"), ("stale", "token"), ("stale", "gone"),
-        ]  # fmt: skip
+            ("started", None),
+            ("stale", "released"),
+            ("stale", "cancelled"),
+            ("stale", "token"),
+            ("stale", "gone"),
+        ]
         assert await protocol.value("select count(*) from corevo.executions") == 1
 
     async def test_by_another_worker_is_stale(self, protocol: Protocol, account: UUID, worker: UUID) -> None:
@@ -224,9 +224,7 @@ class TestStart:
         assert row["result"] == "stale"
         assert await protocol.contents() == before
 
-    async def test_of_a_fenced_worker_is_refused(
-        self, protocol: Protocol, account: UUID, worker: UUID
-    ) -> None:
+    async def test_of_a_fenced_worker_is_refused(self, protocol: Protocol, account: UUID, worker: UUID) -> None:
         await protocol.admit(account)
         (claim,) = await protocol.claim(worker)
         await protocol.fence(worker)
@@ -269,9 +267,7 @@ class TestReadClaims:
 
 
 class TestFinish:
-    @pytest.mark.parametrize(
-        "outcome", ["completed", "failed", "cancelled", "interrupted", "timed_out", "lost"]
-    )
+    @pytest.mark.parametrize("outcome", ["completed", "failed", "cancelled", "interrupted", "timed_out", "lost"])
     async def test_stores_the_text_so_far_whatever_the_outcome(
         self, protocol: Protocol, account: UUID, worker: UUID, outcome: str
     ) -> None:
@@ -350,9 +346,7 @@ class TestFinish:
         states = [(await protocol.job(r.job))["state"] for r in (again, gap, done, fenced, also)]
         assert states == ["queued", "running", "completed", "completed", "completed"]
 
-    async def test_hands_the_thread_to_the_oldest_next(
-        self, protocol: Protocol, account: UUID, worker: UUID
-    ) -> None:
+    async def test_hands_the_thread_to_the_oldest_next(self, protocol: Protocol, account: UUID, worker: UUID) -> None:
         first = await protocol.admit(account, "0")
         run = await protocol.running(worker)
         nexts = [
@@ -364,9 +358,7 @@ class TestFinish:
         assert (await protocol.thread(first["thread_id"]))["current_job_id"] == nexts[0]
         assert [(await protocol.job(n))["blocked_by"] for n in nexts] == [None, nexts[0], nexts[0]]
 
-    async def test_refuses_a_run_twice_in_a_batch(
-        self, protocol: Protocol, account: UUID, worker: UUID
-    ) -> None:
+    async def test_refuses_a_run_twice_in_a_batch(self, protocol: Protocol, account: UUID, worker: UUID) -> None:
         await protocol.admit(account)
         run = await protocol.running(worker)
         before = await protocol.contents()
@@ -391,9 +383,15 @@ class TestFinish:
             '{"text": "z"}',
         ]
         rows = await protocol.all(
-            "select * from corevo.append_events($1, $2, $3, $4, $5, $6, $7)", [run.execution], [run.token], [2],
-            [run.execution] * len(data), list(range(2, 2 + len(data))), ["text.delta"] * len(data), data,
-        )  # fmt: skip
+            "select * from corevo.append_events($1, $2, $3, $4, $5, $6, $7)",
+            [run.execution],
+            [run.token],
+            [2],
+            [run.execution] * len(data),
+            list(range(2, 2 + len(data))),
+            ["text.delta"] * len(data),
+            data,
+        )
         assert rows[0]["result"] == "stored"
         (row,) = await protocol.finish(piece(run))
         assert row["result"] == "ended"
@@ -401,9 +399,7 @@ class TestFinish:
 
 
 class TestRetry:
-    async def test_is_a_new_execution_with_a_new_epoch_after_a_pause(
-        self, protocol: Protocol, account: UUID
-    ) -> None:
+    async def test_is_a_new_execution_with_a_new_epoch_after_a_pause(self, protocol: Protocol, account: UUID) -> None:
         worker = await protocol.worker("again", max_attempts=3)
         admitted = await protocol.admit(account, agent="again")
         run = await protocol.running(worker, agents=["again"])
@@ -470,9 +466,7 @@ class TestRetry:
         (row,) = await protocol.finish(piece(run), outcomes=["failed"])
         assert row["result"] == "ended"
 
-    async def test_a_job_between_two_attempts_can_be_cancelled(
-        self, protocol: Protocol, account: UUID
-    ) -> None:
+    async def test_a_job_between_two_attempts_can_be_cancelled(self, protocol: Protocol, account: UUID) -> None:
         worker = await protocol.worker("again", max_attempts=2)
         admitted = await protocol.admit(account, agent="again")
         run = await protocol.running(worker, agents=["again"])
