@@ -50,9 +50,7 @@ async def violations_seen_by(
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         for invariant in invariants(**parameters):
             sql = f"select v.invariant, v.id, v.detail from ({invariant.sql.rstrip(';')}) v limit {limit}"
-            found.extend(
-                Violation(row["invariant"], row["id"], row["detail"]) for row in await connection.fetch(sql)
-            )
+            found.extend(Violation(row["invariant"], row["id"], row["detail"]) for row in await connection.fetch(sql))
     return found
 
 
