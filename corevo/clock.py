@@ -7,7 +7,7 @@ import time
 if hasattr(time, "CLOCK_BOOTTIME"):
 
     def seconds() -> float:
-        """Seconds since boot, going on while the machine sleeps: a suspended laptop must notice how long it was away."""
+        """Seconds since boot, going on in sleep: a suspended laptop must notice how long it was away."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 else:
 

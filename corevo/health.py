@@ -14,9 +14,15 @@ from corevo.settings import Settings
 
 
 def routes(
-    settings: Settings, reasons: Callable[[], Awaitable[list[str]]], facts: Callable[[], Mapping[str, Any]]
+    settings: Settings,
+    reasons: Callable[[], Awaitable[list[str]]],
+    facts: Callable[[], Mapping[str, Any]],
+    sample: Callable[[], None] = lambda: None,
 ) -> list[Route]:
-    """`reasons`: why the role cannot serve now, empty when it can. `facts`: what /readyz says beside it."""
+    """`reasons`: why the role cannot serve now, empty when it can. `facts`: what /readyz says beside it.
+
+    `sample` sets the gauges just before they are printed.
+    """
 
     async def healthz(request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -31,6 +37,7 @@ def routes(
         forwarded = "x-forwarded-for" in request.headers or "forwarded" in request.headers
         if not metrics.allowed(settings.metrics_token, request.headers.get("authorization"), client, forwarded):
             return PlainTextResponse("a metrics token is needed (COREVO_METRICS_TOKEN)\n", status_code=401)
+        sample()
         body, content_type = await metrics.render()
         return Response(body, media_type=content_type)
 

@@ -62,6 +62,13 @@ def escape(label: str) -> str:
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
+def sample_process(lag_ms: float, listening: bool, statements: int) -> None:
+    """Sets the gauges that every role has."""
+    LAG.set({}, lag_ms)
+    LISTENING.set({}, int(listening))
+    STATEMENTS.set({}, statements)
+
+
 async def render() -> tuple[bytes, str]:
     """The exposition text and its content type; printed in a thread, it can take tens of milliseconds."""
     return await asyncio.to_thread(_print), TEXT_CONTENT_TYPE

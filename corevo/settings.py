@@ -1,4 +1,4 @@
-"""Every setting, its variable and its default. One reading at the start of a process; wrong values are one line each."""
+"""Every setting, its variable and its default. Read once at the start; a wrong value is one line."""
 
 from __future__ import annotations
 
@@ -71,6 +71,10 @@ class Settings(BaseSettings):
         if value and urlsplit(value).scheme not in ("postgres", "postgresql"):
             raise ValueError("must begin with postgresql://")
         return value
+
+    @property
+    def port_from_platform(self) -> bool:
+        return bool(os.environ.get("PORT"))
 
     @property
     def direct_url(self) -> str:

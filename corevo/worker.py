@@ -94,12 +94,14 @@ class Worker:
             if not again:
                 await self._rest()
 
-    async def drain(self) -> None:
-        """Takes nothing more, gives back what did not start, lets runs finish within the grace, interrupts the rest."""
-        if self.draining:
-            return
+    def stop_claiming(self) -> None:
+        """In the tick of the signal; may be called again."""
         self.draining = True
         self._wake.set()
+
+    async def drain(self) -> None:
+        """Takes nothing more, gives back what did not start, lets runs finish within the grace, interrupts the rest."""
+        self.stop_claiming()
         ends_at = clock.seconds() + self._settings.stop_grace_seconds
         try:
             await workers.drain(self._db, self.worker_id)
@@ -150,14 +152,16 @@ class Worker:
     def _on_beat(self, owned: list[OwnedJob], began: float) -> None:
         self._good_beat = began
         self.executor.hear_beat(owned, began)
-        for lane in LANES:
-            metrics.PLACES_BUSY.set({"lane": lane}, self.executor.places[lane] - self.executor.free(lane))
 
     def _on_refused(self, worker_id: WorkerId) -> None:
         if worker_id == self.worker_id:
             log.error("this worker was declared dead; its runs end here", worker_id=str(worker_id))
             self.executor.fence_all()
             self._wake.set()
+
+    def sample(self) -> None:
+        for lane in LANES:
+            metrics.PLACES_BUSY.set({"lane": lane}, self.executor.places[lane] - self.executor.free(lane))
 
     def _may_beat(self) -> str | None:
         silent = clock.seconds() - self._claimed_at
@@ -266,6 +270,10 @@ def create_app(settings: Settings | None = None, app: str | None = None) -> Star
     def facts() -> dict[str, Any]:
         return {"listen": "healthy" if pulse.listening else "polling", "running": len(worker.executor.jobs)}
 
+    def sample() -> None:
+        metrics.sample_process(pulse.lag_ms, pulse.listening, db.statements)
+        worker.sample()
+
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         await pass_gate(settings, db)
@@ -285,7 +293,9 @@ def create_app(settings: Settings | None = None, app: str | None = None) -> Star
             await pulse.stop()
             await db.close()
 
-    return Starlette(routes=health.routes(settings, reasons, facts), lifespan=lifespan)
+    starlette = Starlette(routes=health.routes(settings, reasons, facts, sample), lifespan=lifespan)
+    starlette.state.on_stop = worker.stop_claiming
+    return starlette
 
 
 def __getattr__(name: str) -> Starlette:

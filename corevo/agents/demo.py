@@ -1,6 +1,7 @@
 """A demo agent. It thinks nothing: it streams a fixed answer at a set pace, so that everything else can be tried.
 
-What the message says decides what it does: `long`, `fail`, `slow`, `echo …`, `markdown`; anything else gets a short answer.
+What the message says decides what it does: `long`, `fail`, `slow`, `echo …` or `markdown`; anything else gets a short
+answer.
 `pace=0.01` anywhere in the message sets the seconds between two words.
 """
 

@@ -1,0 +1,3 @@
+from corevo.cli import main
+
+main()
