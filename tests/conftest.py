@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
@@ -37,6 +38,19 @@ async def template(maintenance: str) -> AsyncIterator[str]:
 @pytest.fixture
 async def database(maintenance: str, template: str) -> AsyncIterator[str]:
     """The DSN of a fresh, migrated database."""
+    async with fresh(maintenance, template) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+async def empty_database(maintenance: str) -> AsyncIterator[str]:
+    """The DSN of a fresh database without anything of ours."""
+    async with fresh(maintenance, "template0") as dsn:
+        yield dsn
+
+
+@asynccontextmanager
+async def fresh(maintenance: str, template: str) -> AsyncIterator[str]:
     name = f"corevo_test_{os.getpid()}_{next(numbers)}"
     await drop_database(maintenance, name)
     try:
