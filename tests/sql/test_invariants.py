@@ -76,11 +76,11 @@ PLANTS = [
     ("I2", "running.execution", """
         insert into corevo.events values ('{running.execution}', 4, 'run.completed', '{{}}')"""),
     ("I2", "running.execution", "delete from corevo.events where execution_id = '{running.execution}' and seq = 2"),
-    ("I2", "running.execution", "delete from corevo.events where execution_id = '{running.execution}' and seq = 1"),
+    ("I2", "running.execution", "delete from corevo.events where execution_id = '{running.execution}' and seq < 2"),
     ("I2", None, "insert into corevo.events values (corevo.uuid7(corevo.now()), 1, 'run.started', '{{}}')"),
     ("I3", "running.job", "update corevo.jobs set token = gen_random_uuid() where id = '{running.job}'"),
     ("I3", "running.job", "update corevo.jobs set epoch = epoch + 1 where id = '{running.job}'"),
-    ("I3", "running.job", "update corevo.executions set worker_id = gen_random_uuid() where id = '{running.execution}'"),
+    ("I3", "running.job", "update corevo.executions set worker_id = token where id = '{running.execution}'"),
     ("I3", "running.execution", "update corevo.executions set epoch = 9 where id = '{running.execution}'"),
     ("I3", "queued", "update corevo.jobs set worker_id = '{worker}', claimed_at = corevo.now() where id = '{queued}'"),
     ("I5", "account", """
@@ -131,10 +131,12 @@ PLANTS = [
     ("S3", "ended.job", """
         drop index corevo.messages_in_order;
         insert into corevo.messages
-          select gen_random_uuid(), thread_id, job_id, turn, part, role, text, status, created_at from corevo.messages where job_id = '{ended.job}' and part = 2"""),
+          select gen_random_uuid(), thread_id, job_id, turn, part, role, text, status, created_at
+            from corevo.messages where job_id = '{ended.job}' and part = 2"""),
     ("S3", "queued", """
         insert into corevo.messages
-          select gen_random_uuid(), thread_id, job_id, turn, 2, 'assistant', 'x', 'failed', created_at from corevo.messages where job_id = '{queued}'"""),
+          select gen_random_uuid(), thread_id, job_id, turn, 2, 'assistant', 'x', 'failed', created_at
+            from corevo.messages where job_id = '{queued}'"""),
     ("S4", "ended.execution", "update corevo.executions set outcome = 'failed' where id = '{ended.execution}'"),
     ("S4", "ended.execution", "update corevo.executions set will_retry = true where id = '{ended.execution}'"),
     ("S5", "ended.execution", "update corevo.jobs set state = 'failed' where id = '{ended.job}'"),
