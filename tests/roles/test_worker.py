@@ -1,0 +1,230 @@
+"""A real worker process against a real database: whatever an agent does, its job ends in a true state."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from corevo.contracts import JOB_CHANNEL, WORK_CHANNEL, AccountId, Admission, Admitted, JobId, JobView, ThreadId
+from corevo.store import accounts, commands, events, jobs, notify, threads
+from corevo.store.connections import Connections
+from tests.invariants import violations
+from tests.processes import Process, eventually, role
+
+
+@dataclass
+class Client:
+    """Admits jobs as a gateway does."""
+
+    db: Connections
+    account: AccountId
+
+    async def admit(self, agent: str, text: str, *, input: Any = None, metadata: Any = None,
+                    thread: ThreadId | None = None, on_busy: Any = None) -> Admitted:  # fmt: skip
+        admitted = await jobs.admit(
+            self.db,
+            Admission(
+                self.account, text, text if input is None else input, metadata=metadata, agent=agent, thread_id=thread,
+                on_busy=on_busy,
+            ),
+            next_limit=5,
+        )  # fmt: skip
+        await notify.send(self.db, [(WORK_CHANNEL, admitted.lane)])
+        return admitted
+
+    async def job(self, job_id: JobId) -> JobView:
+        found = await jobs.read(self.db, self.account, job_id)
+        assert found is not None
+        return found
+
+    async def ended(self, job_id: JobId, seconds: float = 15.0) -> JobView:
+        async def check() -> JobView | None:
+            job = await self.job(job_id)
+            return job if job.finished_at else None
+
+        found = await eventually(check, seconds=seconds, what="the end of a job")
+        assert found is not None
+        return found
+
+    async def run(self, agent: str, text: str, **options: Any) -> JobView:
+        return await self.ended((await self.admit(agent, text, **options)).job_id)
+
+    async def answer(self, job: JobView) -> tuple[str, str | None]:
+        messages = await threads.messages(self.db, self.account, job.thread_id, limit=100)
+        (found,) = [m for m in messages if m.job_id == job.id and m.role == "assistant"]
+        return found.text, found.status
+
+    async def types(self, job: JobView) -> list[str]:
+        return [event.type for event in await events.read(self.db, job.id, epoch=0, seq=0, limit=1000)]
+
+
+@pytest.fixture
+async def client(database: str) -> AsyncIterator[Client]:
+    db = Connections(database, limit=1, name="test client")
+    yield Client(db, await accounts.local_account(db))
+    await db.close()
+    assert await violations(database) == []
+
+
+@pytest.fixture
+async def worker(database: str) -> AsyncIterator[Process]:
+    async with role(database, "worker", "tests/agents.py") as process:
+        yield process
+
+
+async def test_every_form_of_agent_speaks(client: Client, worker: Process) -> None:
+    for agent, text, answer in (
+        ("echo", "one two", "one two "),
+        ("returns", "this", "returned this"),
+        ("yields", "letters", "letters"),
+        ("heavy", "anything", "heavy"),
+    ):
+        job = await client.run(agent, text)
+        assert (job.state, job.epoch, job.error_code) == ("completed", 1, None)
+        assert await client.answer(job) == (answer, "completed")
+        types = await client.types(job)
+        assert types[0] == "run.started" and types[-2:] == ["text.done", "run.completed"]
+
+
+async def test_a_run_sees_the_thread_so_far_and_the_raw_input(client: Client, worker: Process) -> None:
+    first = await client.run("echo", "hello")
+    second = await client.run("history", "and now", thread=first.thread_id)
+    assert (await client.answer(second))[0] == "user:hello | assistant:hello  | user:and now"
+    raw = await client.run("raw", "shown", input={"a": [1, None]}, metadata={"from": "test"})
+    assert (await client.answer(raw))[0] == "{'a': [1, None]} {'from': 'test'}"
+
+
+async def test_next_jobs_run_in_order_after_the_current_one(client: Client, worker: Process) -> None:
+    first = await client.admit("paced", "10")
+    second = await client.admit("echo", "two", thread=first.thread_id, on_busy="enqueue")
+    third = await client.admit("echo", "three", thread=first.thread_id, on_busy="enqueue")
+    ends = [await client.ended(a.job_id) for a in (first, second, third)]
+    assert [job.state for job in ends] == ["completed"] * 3
+    times = [job.finished_at for job in ends if job.finished_at]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    ("agent", "text", "code", "words"),
+    [
+        ("raises", "x", "agent_error", "RuntimeError: this agent raises"),
+        ("unstorable", "nul", "agent_error", "RuntimeError: a\ufffdb"),
+        ("unstorable", "surrogate", "agent_error", "RuntimeError: a\ufffdb"),
+        ("unstorable", "unprintable", "agent_error", "Unprintable: (its text cannot be read)"),
+        ("number", "x", "bad_agent", "an agent returns a string or nothing; this one returned int"),
+        ("yields-number", "x", "bad_agent", "an agent yields strings; this one yielded int"),
+    ],
+)
+async def test_a_failing_agent_ends_its_job_as_failed_and_the_next_job_runs(
+    client: Client, worker: Process, agent: str, text: str, code: str, words: str
+) -> None:
+    job = await client.run(agent, text)
+    assert (job.state, job.error_code, job.error_message) == ("failed", code, words)
+    assert (await client.answer(job))[1] == "failed"
+    assert (await client.run("echo", "next")).state == "completed"
+
+
+async def test_an_error_of_a_million_characters_is_cut(client: Client, worker: Process) -> None:
+    job = await client.run("unstorable", "long")
+    assert job.state == "failed" and job.error_message is not None and len(job.error_message) == 2000
+
+
+async def test_text_so_far_is_the_message_of_a_failed_run(client: Client, worker: Process) -> None:
+    assert await client.answer(await client.run("raises", "x")) == ("before the fall ", "failed")
+
+
+async def test_garbage_is_made_storable_and_misuse_is_told_to_the_agent(client: Client, worker: Process) -> None:
+    job = await client.run("garbage", "x")
+    assert job.state == "completed"
+    assert "garbage.all" in await client.types(job)
+    said = await client.run("unstorable", "say")
+    assert (await client.answer(said))[0] == "nul \ufffd, surrogate \ufffd, fine."
+    misuse = await client.run("misuses", "x")
+    assert (await client.answer(misuse))[0] == "TypeError ValueError ValueError ValueError ValueError "
+
+
+async def test_an_agent_that_exits_the_process_leaves_a_lost_job_and_a_free_thread(
+    client: Client, database: str
+) -> None:
+    async with role(database, "worker", "tests/agents.py", ready=True) as first, role(
+        database, "janitor"
+    ):
+        admitted = await client.admit("exits", "x")
+        assert await first.wait() == 7
+        job = await client.ended(admitted.job_id)
+        assert (job.state, job.error_code) == ("lost", "worker_lost")
+        assert await client.answer(job) == ("last words ", "lost")
+        async with role(database, "worker", "tests/agents.py"):
+            assert (await client.run("echo", "again", thread=job.thread_id)).state == "completed"
+
+
+async def test_a_run_past_its_deadline_is_timed_out(client: Client, worker: Process) -> None:
+    job = await client.run("short-deadline", "x")
+    assert (job.state, job.error_code) == ("timed_out", "deadline")
+
+
+async def test_a_cancelled_run_may_clean_up_and_ends_as_cancelled(client: Client, worker: Process) -> None:
+    admitted = await client.admit("cleans-up", "x")
+    await eventually(lambda: _said(client, admitted.job_id, "text.delta"))
+    asked = await commands.request_cancel(client.db, client.account, admitted.job_id)
+    await notify.send(client.db, [(JOB_CHANNEL, str(admitted.job_id))])
+    job = await client.ended(admitted.job_id)
+    assert job.state == "cancelled"
+    assert await client.answer(job) == ("working cleaned up", "cancelled")
+    command = await commands.read(client.db, client.account, job.id, asked.command_id)
+    assert command is not None and command.state == "done" and command.accepted_at is not None
+
+
+async def test_a_cancel_whose_message_was_lost_is_found_by_the_next_beat(client: Client, worker: Process) -> None:
+    admitted = await client.admit("sleeps", "x")
+    await eventually(lambda: _said(client, admitted.job_id, "text.delta"))
+    await commands.request_cancel(client.db, client.account, admitted.job_id)  # and no NOTIFY
+    assert (await client.ended(admitted.job_id, seconds=5)).state == "cancelled"
+
+
+async def test_an_agent_that_swallows_its_cancellation_is_ended_after_ten_seconds(
+    client: Client, worker: Process
+) -> None:
+    admitted = await client.admit("stubborn", "x")
+    await eventually(lambda: _said(client, admitted.job_id, "text.delta"))
+    await commands.request_cancel(client.db, client.account, admitted.job_id)
+    job = await client.ended(admitted.job_id, seconds=14)
+    assert job.state == "cancelled"
+    assert (await client.run("echo", "another place", thread=job.thread_id)).state == "completed"
+
+
+async def test_a_retry_safe_agent_gets_a_new_execution_with_the_next_epoch(client: Client, worker: Process) -> None:
+    job = await client.run("flaky", "x")
+    assert (job.state, job.epoch) == ("completed", 2)
+    assert await client.answer(job) == ("attempt 2", "completed")
+
+
+async def test_a_stopped_worker_finishes_what_it_can_and_exits_with_0(client: Client, database: str) -> None:
+    async with role(database, "worker", "tests/agents.py") as process:
+        admitted = await client.admit("paced", "40")
+        await eventually(lambda: _said(client, admitted.job_id, "text.delta"))
+        assert await process.stop() == 0
+    job = await client.job(admitted.job_id)
+    assert job.state == "completed"
+
+
+async def test_a_run_longer_than_the_grace_is_interrupted(client: Client, database: str) -> None:
+    async with role(database, "worker", "tests/agents.py", COREVO_STOP_GRACE_SECONDS="6") as process:
+        admitted = await client.admit("sleeps", "x")
+        await eventually(lambda: _said(client, admitted.job_id, "text.delta"))
+        assert await process.stop() == 0
+    job = await client.job(admitted.job_id)
+    assert (job.state, job.error_code) == ("interrupted", "worker_stopping")
+    assert await client.answer(job) == ("sleeping ", "interrupted")
+
+
+async def test_with_notify_off_everything_works_by_polling(client: Client, database: str) -> None:
+    async with role(database, "worker", "tests/agents.py", COREVO_NOTIFY="off"):
+        assert (await client.run("echo", "slow but sure")).state == "completed"
+
+
+async def _said(client: Client, job_id: JobId, type: str) -> bool:
+    return type in [event.type for event in await events.read(client.db, job_id, epoch=0, seq=0, limit=1000)]
