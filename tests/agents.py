@@ -69,6 +69,8 @@ async def unstorable(run: Run) -> None:
             raise Unprintable
         case "say":
             await run.say("nul \x00, surrogate \ud800, fine.")
+        case unknown:
+            raise ValueError(unknown)
 
 
 @agent("number")
@@ -87,21 +89,19 @@ async def garbage(run: Run) -> None:
     deep: list[Any] = []
     for _ in range(5000):
         deep = [deep]
-    await run.emit(
-        "garbage.all",
-        {
-            "nan": float("nan"),
-            "infinite": float("inf"),
-            "nul": "\x00",
-            "surrogate": "\udfff",
-            "object": object,
-            "bytes": b"\xff",
-            "big": 10**400,
-            "deep": deep,
-            "set": {1},
-            3: "number as key",
-        },
-    )
+    everything: dict[Any, Any] = {
+        "nan": float("nan"),
+        "infinite": float("inf"),
+        "nul": "\x00",
+        "surrogate": "\udfff",
+        "object": object,
+        "bytes": b"\xff",
+        "big": 10**400,
+        "deep": deep,
+        "set": {1},
+        3: "number as key",
+    }
+    await run.emit("garbage.all", everything)
     await run.status("\x00\ud800")
     await run.say("still here")
 

@@ -3,70 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
-from corevo.contracts import JOB_CHANNEL, WORK_CHANNEL, AccountId, Admission, Admitted, JobId, JobView, ThreadId
-from corevo.store import accounts, commands, events, jobs, notify, threads
-from corevo.store.connections import Connections
-from tests.invariants import violations
-from tests.processes import Process, eventually, role
-
-
-@dataclass
-class Client:
-    """Admits jobs as a gateway does."""
-
-    db: Connections
-    account: AccountId
-
-    async def admit(self, agent: str, text: str, *, input: Any = None, metadata: Any = None,
-                    thread: ThreadId | None = None, on_busy: Any = None) -> Admitted:  # fmt: skip
-        admitted = await jobs.admit(
-            self.db,
-            Admission(
-                self.account, text, text if input is None else input, metadata=metadata, agent=agent, thread_id=thread,
-                on_busy=on_busy,
-            ),
-            next_limit=5,
-        )  # fmt: skip
-        await notify.send(self.db, [(WORK_CHANNEL, admitted.lane)])
-        return admitted
-
-    async def job(self, job_id: JobId) -> JobView:
-        found = await jobs.read(self.db, self.account, job_id)
-        assert found is not None
-        return found
-
-    async def ended(self, job_id: JobId, seconds: float = 15.0) -> JobView:
-        async def check() -> JobView | None:
-            job = await self.job(job_id)
-            return job if job.finished_at else None
-
-        found = await eventually(check, seconds=seconds, what="the end of a job")
-        assert found is not None
-        return found
-
-    async def run(self, agent: str, text: str, **options: Any) -> JobView:
-        return await self.ended((await self.admit(agent, text, **options)).job_id)
-
-    async def answer(self, job: JobView) -> tuple[str, str | None]:
-        messages = await threads.messages(self.db, self.account, job.thread_id, limit=100)
-        (found,) = [m for m in messages if m.job_id == job.id and m.role == "assistant"]
-        return found.text, found.status
-
-    async def types(self, job: JobView) -> list[str]:
-        return [event.type for event in await events.read(self.db, job.id, epoch=0, seq=0, limit=1000)]
-
-
-@pytest.fixture
-async def client(database: str) -> AsyncIterator[Client]:
-    db = Connections(database, limit=1, name="test client")
-    yield Client(db, await accounts.local_account(db))
-    await db.close()
-    assert await violations(database) == []
+from corevo.contracts import JOB_CHANNEL
+from corevo.store import commands, notify
+from tests.client import Client
+from tests.processes import Process, role
 
 
 @pytest.fixture
@@ -149,9 +92,7 @@ async def test_garbage_is_made_storable_and_misuse_is_told_to_the_agent(client: 
 async def test_an_agent_that_exits_the_process_leaves_a_lost_job_and_a_free_thread(
     client: Client, database: str
 ) -> None:
-    async with role(database, "worker", "tests/agents.py", ready=True) as first, role(
-        database, "janitor"
-    ):
+    async with role(database, "worker", "tests/agents.py", ready=True) as first, role(database, "janitor"):
         admitted = await client.admit("exits", "x")
         assert await first.wait() == 7
         job = await client.ended(admitted.job_id)
@@ -168,7 +109,7 @@ async def test_a_run_past_its_deadline_is_timed_out(client: Client, worker: Proc
 
 async def test_a_cancelled_run_may_clean_up_and_ends_as_cancelled(client: Client, worker: Process) -> None:
     admitted = await client.admit("cleans-up", "x")
-    await eventually(lambda: _said(client, admitted.job_id, "text.delta"))
+    await client.said(admitted.job_id)
     asked = await commands.request_cancel(client.db, client.account, admitted.job_id)
     await notify.send(client.db, [(JOB_CHANNEL, str(admitted.job_id))])
     job = await client.ended(admitted.job_id)
@@ -180,7 +121,7 @@ async def test_a_cancelled_run_may_clean_up_and_ends_as_cancelled(client: Client
 
 async def test_a_cancel_whose_message_was_lost_is_found_by_the_next_beat(client: Client, worker: Process) -> None:
     admitted = await client.admit("sleeps", "x")
-    await eventually(lambda: _said(client, admitted.job_id, "text.delta"))
+    await client.said(admitted.job_id)
     await commands.request_cancel(client.db, client.account, admitted.job_id)  # and no NOTIFY
     assert (await client.ended(admitted.job_id, seconds=5)).state == "cancelled"
 
@@ -189,7 +130,7 @@ async def test_an_agent_that_swallows_its_cancellation_is_ended_after_ten_second
     client: Client, worker: Process
 ) -> None:
     admitted = await client.admit("stubborn", "x")
-    await eventually(lambda: _said(client, admitted.job_id, "text.delta"))
+    await client.said(admitted.job_id)
     await commands.request_cancel(client.db, client.account, admitted.job_id)
     job = await client.ended(admitted.job_id, seconds=14)
     assert job.state == "cancelled"
@@ -205,7 +146,7 @@ async def test_a_retry_safe_agent_gets_a_new_execution_with_the_next_epoch(clien
 async def test_a_stopped_worker_finishes_what_it_can_and_exits_with_0(client: Client, database: str) -> None:
     async with role(database, "worker", "tests/agents.py") as process:
         admitted = await client.admit("paced", "40")
-        await eventually(lambda: _said(client, admitted.job_id, "text.delta"))
+        await client.said(admitted.job_id)
         assert await process.stop() == 0
     job = await client.job(admitted.job_id)
     assert job.state == "completed"
@@ -214,7 +155,7 @@ async def test_a_stopped_worker_finishes_what_it_can_and_exits_with_0(client: Cl
 async def test_a_run_longer_than_the_grace_is_interrupted(client: Client, database: str) -> None:
     async with role(database, "worker", "tests/agents.py", COREVO_STOP_GRACE_SECONDS="6") as process:
         admitted = await client.admit("sleeps", "x")
-        await eventually(lambda: _said(client, admitted.job_id, "text.delta"))
+        await client.said(admitted.job_id)
         assert await process.stop() == 0
     job = await client.job(admitted.job_id)
     assert (job.state, job.error_code) == ("interrupted", "worker_stopping")
@@ -224,7 +165,3 @@ async def test_a_run_longer_than_the_grace_is_interrupted(client: Client, databa
 async def test_with_notify_off_everything_works_by_polling(client: Client, database: str) -> None:
     async with role(database, "worker", "tests/agents.py", COREVO_NOTIFY="off"):
         assert (await client.run("echo", "slow but sure")).state == "completed"
-
-
-async def _said(client: Client, job_id: JobId, type: str) -> bool:
-    return type in [event.type for event in await events.read(client.db, job_id, epoch=0, seq=0, limit=1000)]

@@ -1,0 +1,90 @@
+"""Workers die by SIGKILL and freeze by SIGSTOP, before and after start; what others see stays true."""
+
+from __future__ import annotations
+
+import asyncpg
+
+from corevo.contracts import JobId
+from tests.client import Client
+from tests.invariants import violations
+from tests.processes import Process, eventually, role
+
+APP = "tests/agents.py"
+
+
+async def known_agents(database: str) -> None:
+    """Registers the test agents, so that a job can wait before any worker is there to take it."""
+    async with role(database, "worker", APP):
+        pass
+
+
+async def test_killed_before_start_the_job_is_claimed_again_with_the_next_epoch(client: Client, database: str) -> None:
+    await known_agents(database)
+    admitted = await client.admit("echo", "hello")
+    gatekeeper = await asyncpg.connect(database)
+    try:
+        block = gatekeeper.transaction()
+        await block.start()
+        await gatekeeper.execute(
+            "lock table corevo.messages in access exclusive mode"
+        )  # a claim reads them, then starts
+        async with role(database, "worker", APP, ready=False) as victim:
+            row = await eventually(lambda: _claimed(database, admitted.job_id), what="the claim")
+            assert row is not None and row["epoch"] == 1 and row["execution_id"] is None, "the fault was not reached"
+            victim.kill()
+            await victim.wait()
+        await block.rollback()
+    finally:
+        await gatekeeper.close()
+    async with role(database, "worker", APP):
+        job = await client.ended(admitted.job_id)
+    assert (job.state, job.epoch) == ("completed", 2)
+    assert await client.answer(job) == ("hello ", "completed")
+
+
+async def test_killed_after_start_the_job_is_lost_and_its_text_so_far_is_a_message(
+    client: Client, database: str
+) -> None:
+    async with role(database, "worker", APP) as victim:
+        admitted = await client.admit("paced", "1000")
+        await client.said(admitted.job_id, 5)
+        victim.kill()
+        await victim.wait()
+    async with role(database, "worker", APP):
+        job = await client.ended(admitted.job_id)
+        assert (job.state, job.error_code) == ("lost", "worker_lost")
+        text, status = await client.answer(job)
+        assert status == "lost" and text.startswith("0 1 2 3 ")
+        again = await client.run("echo", "the thread is free", thread=job.thread_id)
+        assert again.state == "completed"
+
+
+async def test_a_frozen_worker_wakes_up_refused_and_writes_nothing_more(client: Client, database: str) -> None:
+    async with role(database, "worker", APP) as frozen, role(database, "janitor"):
+        admitted = await client.admit("paced", "400")
+        await client.said(admitted.job_id, 5)
+        frozen.freeze()
+        job = await client.ended(admitted.job_id)
+        assert job.state == "lost"
+        before = await client.stored(admitted.job_id)
+        frozen.thaw()
+        await eventually(lambda: _logged(frozen, "declared dead"), what="the zombie noticed")
+        again = await client.run("echo", "a new incarnation")  # taken by the thawed process, as a new worker
+        assert again.state == "completed"
+        assert await client.stored(admitted.job_id) == before
+        assert (await client.job(admitted.job_id)).state == "lost"
+    assert await violations(database) == []
+
+
+async def _claimed(database: str, job_id: JobId) -> asyncpg.Record | None:
+    connection = await asyncpg.connect(database)
+    try:
+        return await connection.fetchrow(
+            "select epoch, execution_id from corevo.jobs where id = $1 and worker_id is not null", job_id
+        )
+    finally:
+        await connection.close()
+
+
+async def _logged(process: Process, words: str) -> bool:
+    return words in process.output
