@@ -27,6 +27,7 @@ PATIENCE_SECONDS = 30.0
 def checkout(tmp_path: Path) -> Path:
     root = tmp_path / "a checkout"
     (root / "corevo").mkdir(parents=True)
+    (root / "corevo" / "__init__.py").touch()
     (root / "corevo" / "__main__.py").write_text(STAND_IN)
     (root / "requirements-dev.txt").write_text("# nothing\n")
     shutil.copy(REPOSITORY / "dev", root)
@@ -85,6 +86,10 @@ def test_old_pythons_can_read_as_far_as_the_refusal() -> None:
 
 
 def test_the_command_runs_where_the_caller_stands_with_the_data_of_the_checkout(checkout: Path, tmp_path: Path) -> None:
+    other = tmp_path / "corevo"  # another checkout's package, where the caller stands
+    other.mkdir()
+    (other / "__init__.py").touch()
+    (other / "__main__.py").write_text("raise SystemExit('the wrong one')")
     status, out, err = run(checkout, "worker", "my agent.py", cwd=tmp_path)
     assert status == 0, err
     assert out.strip().split("|") == ["['worker', 'my agent.py']", str(tmp_path), str(checkout / ".corevo")]
