@@ -23,7 +23,7 @@ WAIT_SECONDS = (0.5, 10.0)
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
-async def pass_gate(settings: Settings, db: Connections) -> None:
+async def pass_gate(db: Connections) -> None:
     """Returns when the role may serve. Raises GateRefused."""
     delay = WAIT_SECONDS[0]
     while True:
@@ -54,7 +54,8 @@ def check_identity(settings: Settings, host: str) -> None:
     if settings.auth == "on":
         raise GateRefused(
             [
-                "this release has no sign-in yet: set COREVO_AUTH=off, and keep the port on loopback or behind your own sign-in"
+                "this release has no sign-in yet: set COREVO_AUTH=off, "
+                "and keep the port on loopback or behind a sign-in of your own"
             ]
         )
     if host not in LOOPBACK_HOSTS and not settings.auth_off_anywhere:

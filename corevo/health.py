@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from corevo import metrics
 from corevo.settings import Settings
@@ -18,7 +18,7 @@ def routes(
     reasons: Callable[[], Awaitable[list[str]]],
     facts: Callable[[], Mapping[str, Any]],
     sample: Callable[[], None] = lambda: None,
-) -> list[Route]:
+) -> list[BaseRoute]:
     """`reasons`: why the role cannot serve now, empty when it can. `facts`: what /readyz says beside it.
 
     `sample` sets the gauges just before they are printed.

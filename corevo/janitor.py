@@ -9,21 +9,20 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from uuid import uuid4
 
 import structlog
 from starlette.applications import Starlette
 
-from corevo import clock, health, metrics, wire
+from corevo import clock, metrics, wire
 from corevo.contracts import EVENT_CHANNEL, JOB_CHANNEL, WORK_CHANNEL, Event, JobId, Swept
 from corevo.errors import CorevoError
-from corevo.gate import pass_gate
 from corevo.notifier import Notifier
+from corevo.process import Process
 from corevo.settings import Settings, load_settings
 from corevo.store import events, janitor
 from corevo.store.connections import Connections
-from corevo.tasks import Background
 
 log = structlog.get_logger()
 
@@ -31,6 +30,7 @@ DUTY = "janitor"
 #: How long after its deadline, or after a cancel, a run that its owner does not end is ended here.
 LATE_SECONDS = 20.0
 JOBS_A_SWEEP = 200
+LATE_PERIODS = 6
 DAYS_AHEAD = 7
 PARTITION_SECONDS = 3600.0
 
@@ -62,10 +62,12 @@ class Janitor:
         finally:
             if self.holds_duty:
                 self.holds_duty = False
-                try:
+                with suppress(CorevoError):  # its lease runs out by itself
                     await janitor.drop_duty(self._db, DUTY, self._token)
-                except CorevoError:
-                    pass  # its lease runs out by itself
+
+    def why_not(self) -> str | None:
+        late = clock.seconds() - self.swept_at > LATE_PERIODS * self._settings.janitor_seconds
+        return "no sweep lately" if self.holds_duty and late else None
 
     async def tick(self) -> None:
         """Takes or keeps the duty, then does one sweep."""
@@ -132,33 +134,22 @@ class Janitor:
 def create_app(settings: Settings | None = None) -> Starlette:
     """The role alone, with its health routes."""
     settings = settings or load_settings()
-    db = Connections(
-        settings.database_url,
-        limit=settings.connections("janitor"),
-        name="corevo janitor",
-        pooled=settings.behind_pooler,
-    )
-    notifier = Notifier(db, enabled=settings.notify == "on")
-    role = Janitor(settings, db, notifier)
-    background = Background()
-
-    async def reasons() -> list[str]:
-        late = clock.seconds() - role.swept_at > 6 * settings.janitor_seconds
-        return background.failures + (["no sweep lately"] if role.holds_duty and late else [])
+    process = Process(settings, "janitor")
+    role = Janitor(settings, process.db, process.notifier)
+    process.checks.append(role.why_not)
+    process.facts["duty"] = lambda: role.holds_duty
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        await pass_gate(settings, db)
-        background.start(notifier.run(), "notifier")
-        background.start(role.run(), "janitor")
+    async def lifespan(starlette: Starlette) -> AsyncIterator[None]:
+        await process.pass_gate()
+        process.begin()
+        process.background.start(role.run(), "janitor")
         try:
             yield
         finally:
-            await background.stop()
-            await notifier.flush()
-            await db.close()
+            await process.end()
 
-    return Starlette(routes=health.routes(settings, reasons, lambda: {"duty": role.holds_duty}), lifespan=lifespan)
+    return Starlette(routes=process.routes(), lifespan=lifespan)
 
 
 def __getattr__(name: str) -> Starlette:

@@ -14,6 +14,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -110,10 +111,8 @@ class Pulse:
         return self._thread is not None and self._thread.is_alive()
 
     def _call_own(self, callback: Callable[[], None]) -> None:
-        try:
+        with suppress(RuntimeError):  # its loop has ended
             self._own.call_soon_threadsafe(callback)
-        except RuntimeError:
-            pass  # its loop has ended
 
     def _drain(self) -> None:
         with self._line_lock:

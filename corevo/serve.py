@@ -90,9 +90,7 @@ async def _serve(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.wait())
     try:
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.005)
-        on_ready()
+        on_ready()  # the socket listens already: a client that comes now is served
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         on_stop(app)
         server.should_exit = True

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from uuid import UUID, uuid4
 
 import structlog
 from starlette.applications import Starlette
 
-from corevo import __version__, clock, health, metrics
+from corevo import __version__, clock, metrics
 from corevo.contracts import JOB_CHANNEL, LANES, WORK_CHANNEL, Claim, JobId, Lane, OwnedJob, WorkerId
 from corevo.errors import CorevoError, UsageError, WorkerFenced
-from corevo.gate import pass_gate
 from corevo.janitor import Janitor
-from corevo.notifier import Notifier
-from corevo.pulse import Heart, Pulse
+from corevo.process import Process
+from corevo.pulse import Heart
 from corevo.runtime.executor import Executor
 from corevo.runtime.registry import Agent, load
 from corevo.runtime.writer import EventWriter
 from corevo.settings import Settings, load_settings
-from corevo.store import jobs, server, workers
-from corevo.store.connections import Connections
+from corevo.store import jobs, workers
 from corevo.tasks import Background
 
 log = structlog.get_logger()
@@ -40,13 +37,13 @@ REGISTER_RETRY_SECONDS = 2.0
 class Worker:
     """One worker's life: `begin`, `run` until cancelled, `drain`. Implements contracts.LocalWorker for solo."""
 
-    def __init__(self, settings: Settings, db: Connections, notifier: Notifier, agents: dict[str, Agent]) -> None:
+    def __init__(self, process: Process, agents: dict[str, Agent]) -> None:
         self.worker_id = WorkerId(uuid4())
         self.draining = False
-        self.listening: Callable[[], bool] = lambda: False  # the role sets it to its pulse's
+        settings, db, notifier = process.settings, process.db, process.notifier
         self._settings = settings
         self._db = db
-        self._notifier = notifier
+        self._listening = process.listening
         self._agents = agents
         self._wake = asyncio.Event()
         self._good_beat = clock.seconds()
@@ -63,6 +60,9 @@ class Worker:
             may_start=self.may_start,
         )
         self.heart = Heart(self.worker_id, self._on_beat, self._on_refused, self._may_beat)
+        process.checks.append(self._why_not)
+        process.samplers.append(self._sample)
+        process.facts["running"] = lambda: len(self.executor.jobs)
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -80,6 +80,10 @@ class Worker:
         self.executor.worker_id = self.worker_id
         self.heart.worker_id = self.worker_id
         log.info("worker began", worker_id=str(self.worker_id), agents=sorted(self._agents))
+
+    def start(self, background: Background) -> None:
+        background.start(self.writer.run(), "event writer")
+        background.start(self.run(), "claim loop")
 
     async def run(self) -> None:
         """Claims until drained. Woken by messages, correct by polling."""
@@ -159,7 +163,12 @@ class Worker:
             self.executor.fence_all()
             self._wake.set()
 
-    def sample(self) -> None:
+    def _why_not(self) -> str | None:
+        if self.may_start():
+            return None
+        return "draining" if self.draining else "suspended: no heartbeat was taken lately"
+
+    def _sample(self) -> None:
         for lane in LANES:
             metrics.PLACES_BUSY.set({"lane": lane}, self.executor.places[lane] - self.executor.free(lane))
 
@@ -207,12 +216,10 @@ class Worker:
 
     async def _rest(self) -> None:
         seconds = self._settings.poll_seconds
-        if not self.listening():
+        if not self._listening():
             seconds = min(seconds, UNHEARD_POLL_SECONDS)
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), seconds * random.uniform(0.8, 1.2))
-        except TimeoutError:
-            pass
         self._wake.clear()
 
     async def _begin_again(self) -> None:
@@ -239,63 +246,35 @@ class Worker:
 def create_app(settings: Settings | None = None, app: str | None = None) -> Starlette:
     """The role with its health routes. `app` (else COREVO_APP) names the module or file with the agents."""
     settings = settings or load_settings()
-    target = app or settings.app
-    if not target:
-        raise UsageError("name the agents to serve: `corevo worker APP`, or COREVO_APP")
-    agents = load(target)
-    db = Connections(
-        settings.database_url, limit=settings.connections("worker"), name="corevo worker", pooled=settings.behind_pooler
-    )
-    notifier = Notifier(db, enabled=settings.notify == "on")
-    worker = Worker(settings, db, notifier, agents)
-    janitor = Janitor(settings, db, notifier)
-    pulse = Pulse(
-        settings, channels=CHANNELS, on_message=worker.on_message, on_resync=worker.resync, heart=worker.heart
-    )
-    worker.listening = lambda: pulse.listening
-    background = Background()
-
-    async def reasons() -> list[str]:
-        why = list(background.failures)
-        if not pulse.alive:
-            why.append("the pulse has ended")
-        if not worker.may_start():
-            why.append("draining" if worker.draining else "suspended: no heartbeat was taken lately")
-        try:
-            await asyncio.wait_for(server.answers(db), 5)
-        except (CorevoError, TimeoutError):
-            why.append("the database does not answer")
-        return why
-
-    def facts() -> dict[str, Any]:
-        return {"listen": "healthy" if pulse.listening else "polling", "running": len(worker.executor.jobs)}
-
-    def sample() -> None:
-        metrics.sample_process(pulse.lag_ms, pulse.listening, db.statements)
-        worker.sample()
+    process = Process(settings, "worker")
+    worker = Worker(process, load_agents(settings, app, "worker"))
+    janitor = Janitor(settings, process.db, process.notifier)
+    process.add_pulse(CHANNELS, worker.on_message, worker.resync, worker.heart)
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        await pass_gate(settings, db)
+    async def lifespan(starlette: Starlette) -> AsyncIterator[None]:
+        await process.pass_gate()
         await worker.begin()
-        pulse.start()
-        background.start(notifier.run(), "notifier")
-        background.start(worker.writer.run(), "event writer")
-        background.start(janitor.run(), "janitor")
-        background.start(worker.run(), "claim loop")
+        process.begin()
+        worker.start(process.background)
+        process.background.start(janitor.run(), "janitor")
         try:
             yield
         finally:
             await worker.drain()
             await worker.retire()
-            await background.stop()
-            await notifier.flush()
-            await pulse.stop()
-            await db.close()
+            await process.end()
 
-    starlette = Starlette(routes=health.routes(settings, reasons, facts, sample), lifespan=lifespan)
+    starlette = Starlette(routes=process.routes(), lifespan=lifespan)
     starlette.state.on_stop = worker.stop_claiming
     return starlette
+
+
+def load_agents(settings: Settings, app: str | None, role: str) -> dict[str, Agent]:
+    target = app or settings.app
+    if not target:
+        raise UsageError(f"name the agents to serve: `corevo {role} APP`, or COREVO_APP")
+    return load(target)
 
 
 def __getattr__(name: str) -> Starlette:
