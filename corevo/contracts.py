@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, NewType
+from typing import Any, Literal, NewType, Protocol
 from uuid import UUID
 
 AccountId = NewType("AccountId", UUID)
@@ -323,3 +323,21 @@ class Duty:
 
 
 Row = Mapping[str, Any]
+
+
+class LocalWorker(Protocol):
+    """A worker in the gateway's own process, for the local direct path of solo.
+
+    reserve: keeps a free place of the lane normal, if there is one, before a job is admitted for it.
+    take: begins the claim that admission made; uses up the reservation, whatever the claim's lane turned out to be.
+    give_back: frees the reservation; admission made no claim.
+    """
+
+    @property
+    def worker_id(self) -> WorkerId: ...
+
+    def reserve(self) -> bool: ...
+
+    def take(self, claim: Claim) -> None: ...
+
+    def give_back(self) -> None: ...

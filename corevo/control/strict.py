@@ -1,8 +1,4 @@
-"""JSON from outside, read strictly: what the database or a later reader could not hold is refused here, with words.
-
-Raises BadJson for text that is not JSON as we accept it, Invalid for a string that cannot be stored and for a body
-that does not fit its model. Both name what is wrong.
-"""
+"""JSON from outside, read strictly: what the database or a later reader could not hold is refused here, with words."""
 
 from __future__ import annotations
 
@@ -38,25 +34,28 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def loads(raw: bytes) -> Any:
-    """Parses one JSON value whose strings can be stored and whose numbers mean what they say."""
+    """Parses one JSON value whose numbers mean what they say. Raises BadJson. Its strings are not checked yet."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
         raise BadJson("the body is not UTF-8") from None
     _check_depth(raw)
     try:
-        value = json.loads(text, parse_constant=_constant, parse_float=_float, parse_int=_int)
+        return json.loads(text, parse_constant=_constant, parse_float=_float, parse_int=_int)
     except BadJson:
         raise
     except (ValueError, RecursionError) as error:
         raise BadJson(f"the body is not JSON: {error}") from None
-    if b"\\u" in raw:  # only an escape can bring in what cannot be stored
+
+
+def check_storable(raw: bytes, value: Any) -> None:
+    """Raises Invalid, with the place of a string that Postgres cannot hold. `value` is what `raw` was parsed to."""
+    if b"\\u" in raw:  # only an escape can bring one in
         _check_strings(value, "")
-    return value
 
 
 def validate(model: type[Model], value: Any) -> Model:
-    """Fits a parsed value to its model."""
+    """Fits a parsed value to its model. Raises Invalid, with the fields that do not fit."""
     if not isinstance(value, dict):
         raise Invalid("the body must be a JSON object")
     try:
@@ -65,9 +64,12 @@ def validate(model: type[Model], value: Any) -> Model:
         raise Invalid("; ".join(_in_words(e) for e in error.errors()[:3])) from None
 
 
+def storable(text: str) -> bool:
+    return UNSTORABLE.search(text) is None
+
+
 def check_text(name: str, text: str) -> None:
-    """For strings that do not come as JSON."""
-    if UNSTORABLE.search(text):
+    if not storable(text):
         raise Invalid(f"{name}: contains a NUL or half a surrogate pair, which cannot be stored")
 
 
@@ -93,7 +95,7 @@ def _check_strings(value: Any, path: str) -> None:
             _check_strings(item, f"{path}[{index}]")
     elif isinstance(value, dict):
         for key, item in value.items():
-            if UNSTORABLE.search(key):
+            if not storable(key):
                 raise Invalid(f"{path or 'the body'}: a field's name contains a NUL or half a surrogate pair")
             _check_strings(item, f"{path}.{key[:NAME_LIMIT]}" if path else key[:NAME_LIMIT])
 
