@@ -139,3 +139,12 @@ create or replace function corevo.execution_epoch(
 ) returns int language sql stable as $$
   select x.epoch from corevo.executions x where x.id = p_execution and x.job_id = p_job
 $$;
+
+-- Positions of the server's log now, as append_events returns them: a worker that has nothing to append asks
+-- here whether what it appended before is safe.
+create or replace function corevo.log_position(
+  out insert_lsn bigint,
+  out flush_lsn bigint
+) language sql volatile as $$
+  select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint, (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint
+$$;
