@@ -45,6 +45,7 @@ class Worker:
         self._db = db
         self._listening = process.listening
         self._agents = agents
+        self._lanes = [lane for lane in LANES if any(agent.lane == lane for agent in agents.values())]
         self._wake = asyncio.Event()
         self._good_beat = clock.seconds()
         self._claimed_at = clock.seconds()
@@ -93,7 +94,7 @@ class Worker:
                 await self._begin_again()
             again = False
             if self.may_start():
-                for lane in LANES:
+                for lane in self._lanes:
                     again = await self._claim(lane) or again
             if not again:
                 await self._rest()

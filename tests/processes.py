@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -97,13 +97,15 @@ class Process:
 
 
 @contextlib.asynccontextmanager
-async def role(database: str, *command: str, ready: bool = True, **settings: str) -> AsyncIterator[Process]:
+async def role(
+    database: str, *command: str, ready: bool = True, settings: Mapping[str, str] | None = None
+) -> AsyncIterator[Process]:
     """`python -m corevo COMMAND…` against a database, stopped at the end whatever happened."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("COREVO_", "PORT", "DYNO"))}
     for kept in ("COREVO_DB_CONNECTIONS", "COREVO_NOTIFY", "COREVO_PG_BIN"):
         if kept in os.environ:
             environment[kept] = os.environ[kept]
-    environment |= {"DATABASE_URL": database, "PYTHONUNBUFFERED": "1", **QUICK, **settings}
+    environment |= {"DATABASE_URL": database, "PYTHONUNBUFFERED": "1", **QUICK, **(settings or {})}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "corevo", *command, env=environment, cwd=ROOT,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,

@@ -80,10 +80,9 @@ class Place:
         if self.stop_reason is None or reason == "fenced":
             self.stop_reason = reason
         self.stopping.set()
-        if self.task is not None and not self.task.done():
-            if self.run is not None and not self.run.cancelled:
-                self.run._cancel()
-                self.task.cancel()
+        if self.task is not None and not self.task.done() and self.run is not None and not self.run.cancelled:
+            self.run._cancel()
+            self.task.cancel()
 
 
 class Executor:
@@ -245,7 +244,7 @@ class Executor:
                 return await self._starting.ask(place.claim)
             except Unavailable:
                 if not self._may_start():
-                    # It may have started. If so the next beats list it as ours with an execution: it is then ended as lost.
+                    # It may have started. If so the next beats list it as ours: a ghost, ended as lost.
                     raise
             await asyncio.sleep(random.uniform(0.5, 1.0) * delay)
             delay = min(delay * 2, RETRY_SECONDS[1])

@@ -55,7 +55,8 @@ class Registry:
         before = self.agents.get(agent.name)
         if before is not None and before.function is not agent.function:
             raise UsageError(
-                f"two agents are called {agent.name!r}: {_where(before.function)} and {_where(agent.function)}; rename one"
+                f"two agents are called {agent.name!r}: {_where(before.function)} and {_where(agent.function)}; "
+                "rename one"
             )
         self.agents[agent.name] = agent
 

@@ -153,7 +153,7 @@ async def test_a_stopped_worker_finishes_what_it_can_and_exits_with_0(client: Cl
 
 
 async def test_a_run_longer_than_the_grace_is_interrupted(client: Client, database: str) -> None:
-    async with role(database, "worker", "tests/agents.py", COREVO_STOP_GRACE_SECONDS="6") as process:
+    async with role(database, "worker", "tests/agents.py", settings={"COREVO_STOP_GRACE_SECONDS": "6"}) as process:
         admitted = await client.admit("sleeps", "x")
         await client.said(admitted.job_id)
         assert await process.stop() == 0
@@ -163,5 +163,5 @@ async def test_a_run_longer_than_the_grace_is_interrupted(client: Client, databa
 
 
 async def test_with_notify_off_everything_works_by_polling(client: Client, database: str) -> None:
-    async with role(database, "worker", "tests/agents.py", COREVO_NOTIFY="off"):
+    async with role(database, "worker", "tests/agents.py", settings={"COREVO_NOTIFY": "off"}):
         assert (await client.run("echo", "slow but sure")).state == "completed"
