@@ -30,7 +30,10 @@ class Fleet:
 async def start(stack: AsyncExitStack, database: str, settings: Mapping[str, str] | None = None) -> Fleet:
     started = await asyncio.gather(
         *(stack.enter_async_context(role(database, "web", "--port", "0", settings=settings)) for _ in range(2)),
-        *(stack.enter_async_context(role(database, "worker", APP, "--name", f"w{n}", settings=settings)) for n in range(2)),
+        *(
+            stack.enter_async_context(role(database, "worker", APP, "--name", f"w{n}", settings=settings))
+            for n in range(2)
+        ),
     )
     return Fleet(started[:2], started[2:])
 
