@@ -79,7 +79,8 @@ class Process:
     async def _reasons(self) -> list[str]:
         why = self.background.failures + [found for check in self.checks if (found := check()) is not None]
         try:
-            await asyncio.wait_for(server.answers(self.db), PROBE_SECONDS)
+            async with asyncio.timeout(PROBE_SECONDS):
+                await server.answers(self.db)
         except (CorevoError, TimeoutError):
             why.append("the database does not answer")
         return why

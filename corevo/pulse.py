@@ -226,7 +226,8 @@ class Pulse:
                 return
             while not back.is_set():
                 try:
-                    await asyncio.wait_for(back.wait(), LAG_SAMPLE_SECONDS)
+                    async with asyncio.timeout(LAG_SAMPLE_SECONDS):
+                        await back.wait()
                 except TimeoutError:
                     self.stalled_seconds = clock.seconds() - sent
             self.lag_ms = max(self.lag_ms, (clock.seconds() - sent) * 1000)

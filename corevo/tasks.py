@@ -10,6 +10,8 @@ import structlog
 
 log = structlog.get_logger()
 
+CANCEL_SECONDS = 1.0
+
 
 class Background:
     """Owns the long-lived tasks of one process."""
@@ -28,8 +30,9 @@ class Background:
         """Cancels all, the newest first, and waits for them."""
         while self._tasks:
             task = self._tasks.pop()
-            task.cancel()
-            await asyncio.wait([task])
+            while not task.done():  # a library below may swallow one cancellation
+                task.cancel()
+                await asyncio.wait([task], timeout=CANCEL_SECONDS)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():

@@ -46,6 +46,7 @@ class Worker:
         self._listening = process.listening
         self._agents = agents
         self._lanes = [lane for lane in LANES if any(agent.lane == lane for agent in agents.values())]
+        self._retired = False
         self._wake = asyncio.Event()
         self._good_beat = clock.seconds()
         self._claimed_at = clock.seconds()
@@ -119,6 +120,7 @@ class Worker:
 
     async def retire(self) -> None:
         """The last word; the heartbeat has outlived the last job."""
+        self._retired = True
         self.heart.worker_id = None
         try:
             await workers.retire(self._db, self.worker_id)
@@ -159,7 +161,7 @@ class Worker:
         self.executor.hear_beat(owned, began)
 
     def _on_refused(self, worker_id: WorkerId) -> None:
-        if worker_id == self.worker_id:
+        if worker_id == self.worker_id and self.heart.worker_id != self.worker_id and not self._retired:
             log.error("this worker was declared dead; its runs end here", worker_id=str(worker_id))
             self.executor.fence_all()
             self._wake.set()
@@ -193,6 +195,7 @@ class Worker:
             for claim in claims:
                 self.executor.take(claim, lane)
         except WorkerFenced:
+            self.heart.worker_id = None
             self._on_refused(self.worker_id)
             return False
         except CorevoError as error:
@@ -220,7 +223,8 @@ class Worker:
         if not self._listening():
             seconds = min(seconds, UNHEARD_POLL_SECONDS)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), seconds * random.uniform(0.8, 1.2))
+            async with asyncio.timeout(seconds * random.uniform(0.8, 1.2)):
+                await self._wake.wait()
         self._wake.clear()
 
     async def _begin_again(self) -> None:

@@ -257,6 +257,9 @@ class JobStream:
             self.wants_job = True
         if entry.final:
             self.end = "event"
+        elif self.end == "job" and self.end_at <= self.front and not (self.front == self.end_at and self.terminal):
+            if self.end_at != (0, 0):  # read before a crash, heard after the head that knows how it ended
+                self._cut(*self.end_at, False)
 
     def _trim(self) -> None:
         """Drops the oldest quarter at least, so that trimming is rare."""
@@ -426,7 +429,8 @@ class Viewer:
         if self.place < stream.base:
             self.wants_page = self._dry_at != stream.changes
             return ()
-        start = bisect_left(stream.ring, (self.epoch, self.seq + 1))
+        following = (self.epoch + 1, 0) if self.terminal else (self.epoch, self.seq + 1)
+        start = bisect_left(stream.ring, following)
         return stream.ring[start : start + limit]
 
     def _fits(self, entry: Entry) -> bool:

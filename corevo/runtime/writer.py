@@ -210,7 +210,8 @@ class EventWriter:
         delay = RETRY_SECONDS[0]
         while True:
             try:
-                await asyncio.wait_for(self._wake.wait(), PROBE_SECONDS if self._answered else None)
+                async with asyncio.timeout(PROBE_SECONDS if self._answered else None):
+                    await self._wake.wait()
                 self._wake.clear()
             except TimeoutError:
                 pass

@@ -107,7 +107,8 @@ class Connections:
         if self._closed:
             raise Unavailable("this process is stopping")
         try:
-            await asyncio.wait_for(self._places.acquire(), WAIT_SECONDS)
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._places.acquire()
         except TimeoutError:
             raise Unavailable("all database connections are busy", retry_after_seconds=2) from None
         # a task of its own: a caller that is cancelled must not leave a statement half sent

@@ -59,6 +59,12 @@ def test_nothing_is_called_utils_or_helpers(path: Path) -> None:
     assert not {"utils.py", "helpers.py", "common.py", "manager.py"} & {path.name}
 
 
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_waits_with_wait_for(path: Path) -> None:
+    """Before Python 3.12 `asyncio.wait_for` swallows a cancellation that comes with the result; use asyncio.timeout."""
+    assert "wait_for(" not in re.sub(r"def \w*wait_for\w*\(", "", path.read_text("utf-8")).replace("_wait_for", "")
+
+
 def test_no_import_contract_has_an_exception() -> None:
     assert "\nignore_imports" not in (ROOT / "pyproject.toml").read_text("utf-8")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
@@ -165,3 +166,13 @@ async def test_a_run_longer_than_the_grace_is_interrupted(client: Client, databa
 async def test_with_notify_off_everything_works_by_polling(client: Client, database: str) -> None:
     async with role(database, "worker", "tests/agents.py", settings={"COREVO_NOTIFY": "off"}):
         assert (await client.run("echo", "slow but sure")).state == "completed"
+
+
+async def test_stopped_right_after_its_start_a_worker_exits_at_once(database: str) -> None:
+    """The stop's wake-up and its cancellation reach the claim loop in one tick; neither may be swallowed."""
+    for _ in range(5):
+        async with role(database, "worker", "tests/agents.py", settings={"COREVO_DB_CONNECTIONS": "1"}) as process:
+            process.signal(signal.SIGTERM)
+            process.signal(signal.SIGTERM)
+            assert await process.wait(5) == 0, process.output
+            assert "declared dead" not in process.output
