@@ -29,6 +29,7 @@ log = structlog.get_logger()
 CHANNELS = (WORK_CHANNEL, JOB_CHANNEL)
 #: Between looks at the queue while the channel is not proved; slow looks are COREVO_POLL_SECONDS apart.
 UNHEARD_POLL_SECONDS = 0.5
+DUE_MARGIN_SECONDS = 0.01
 #: Kept of the grace for ending what was interrupted.
 ENDING_SECONDS = 5.0
 REGISTER_RETRY_SECONDS = 2.0
@@ -219,9 +220,16 @@ class Worker:
         raise AssertionError("unreachable")
 
     async def _rest(self) -> None:
+        """Until a message, the next look, or the moment when a job that waits for its time becomes due."""
         seconds = self._settings.poll_seconds
         if not self._listening():
             seconds = min(seconds, UNHEARD_POLL_SECONDS)
+        elif self.may_start() and any(self.executor.free(lane) > 0 for lane in self._lanes):
+            with suppress(CorevoError):
+                due = await jobs.next_due(self._db, sorted(self._agents), self._lanes)
+                if due is not None:
+                    # one that is due already and was not claimed is held by somebody: look again soon, not at once
+                    seconds = min(seconds, due + DUE_MARGIN_SECONDS if due > 0 else UNHEARD_POLL_SECONDS)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds * random.uniform(0.8, 1.2)):
                 await self._wake.wait()

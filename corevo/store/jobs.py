@@ -82,6 +82,12 @@ async def claim(
     return [Claim(**row) for row in rows]
 
 
+async def next_due(db: Connections, agents: Sequence[str], lanes: Sequence[Lane]) -> float | None:
+    """Seconds until the next waiting job may be claimed, below 0 when one may be already; None when none waits."""
+    value: float | None = await db.value("select corevo.next_due($1, $2)", list(agents), list(lanes))
+    return value
+
+
 async def release(db: Connections, claim: Claim) -> None:
     """Gives a claim back that did not start. Raises Stale."""
     await db.fetch("select corevo.release($1, $2, $3)", claim.job_id, claim.epoch, claim.token)

@@ -139,7 +139,7 @@ async def test_an_agent_that_swallows_its_cancellation_is_ended_after_ten_second
 
 
 async def test_a_retry_safe_agent_gets_a_new_execution_with_the_next_epoch(client: Client, worker: Process) -> None:
-    job = await client.run("flaky", "x")
+    job = await client.ended((await client.admit("flaky", "x")).job_id, seconds=6)  # due after 1 s; a look each 10 s
     assert (job.state, job.epoch) == ("completed", 2)
     assert await client.answer(job) == ("attempt 2", "completed")
 
