@@ -38,7 +38,7 @@ end $$;
 -- Workers sanitise what they send, but an ending must never fail over one bad row: text that cannot be
 -- extracted (an escaped NUL, half a surrogate pair) falls back to row by row, and a bad row counts as U+FFFD.
 create or replace function corevo.execution_text(p_execution uuid)
-returns text language plpgsql as $$
+returns text language plpgsql set enable_seqscan to off as $$
 declare
   v_text text;
   v_data json;
@@ -75,7 +75,7 @@ create or replace function corevo.end_execution(
   out terminal_seq bigint,
   out terminal_data text,
   out text_so_far text
-) language plpgsql as $$
+) language plpgsql set enable_seqscan to off as $$
 begin
   select coalesce(max(e.seq), 0) + 1 into terminal_seq from corevo.events e where e.execution_id = p_execution;
   terminal_data := json_strip_nulls(json_build_object(

@@ -28,7 +28,7 @@ create or replace function corevo.finish(
   terminal_seq bigint,
   terminal_data text,
   promoted uuid
-) language plpgsql as $$
+) language plpgsql set enable_seqscan to off as $$
 #variable_conflict use_column
 declare
   v_jobs uuid[];
