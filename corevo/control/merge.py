@@ -257,9 +257,10 @@ class JobStream:
             self.wants_job = True
         if entry.final:
             self.end = "event"
-        elif self.end == "job" and self.end_at <= self.front and not (self.front == self.end_at and self.terminal):
-            if self.end_at != (0, 0):  # read before a crash, heard after the head that knows how it ended
-                self._cut(*self.end_at, False)
+        beyond = self.front > self.end_at or (self.front == self.end_at and not self.terminal)
+        if self.end == "job" and self.end_at != (0, 0) and beyond:
+            # A head has told where the last execution ended; what a slower read brings above it was lost in a crash.
+            self._cut(*self.end_at, False)
 
     def _trim(self) -> None:
         """Drops the oldest quarter at least, so that trimming is rare."""
@@ -339,7 +340,7 @@ class Viewer:
         terminal: bool = True,
         final: bool = False,
         ended: bool = False,
-        version: int = 0,
+        disproved: bool = False,
     ) -> None:
         self.stream = stream
         self.wake = wake
@@ -348,12 +349,13 @@ class Viewer:
         self.terminal = terminal
         self.final = final
         self.ended = ended  # the client already has the job frame that ends this stream
-        self.version = version  # of the newest job frame the client has
+        self.version = 0  # of the newest job frame the client has
         self.done = False
         self.wants_page = False
         self._execution_id = execution_id
+        self._disproved = disproved  # the client has an end that is not in history
         self._page: deque[Entry] = deque()
-        self._dry_at = -1  # the stream's changes when history had nothing for us
+        self._dry_at = -1  # the stream's changes when we asked and history had nothing for us
 
     @property
     def place(self) -> tuple[int, int]:
@@ -368,6 +370,7 @@ class Viewer:
         """The next items for this client, in order; none when it has to wait. Sets `done` with the last one."""
         items: list[Item] = []
         stream = self.stream
+        self.wants_page = False
         if self.done:
             return items
         if stream.gone:
@@ -405,22 +408,26 @@ class Viewer:
             self._end(items)
         return items
 
-    def feed(self, place: tuple[int, int], rows: Iterable[StoredEvent]) -> None:
-        """Takes a page of history that was read from `place`. A viewer that was reset meanwhile asks again."""
-        if place != self.place or self._page:
-            self.wake()
-            return
-        self._page = deque(encode_row(self.stream.job_id, row) for row in rows)
-        if not self._page:
-            self._dry_at = self.stream.changes
-            if self.stream.ended:
-                self.stream.wants_head = True  # ended, and history has less than we knew: look again
+    def ask(self) -> tuple[int, int, int]:
+        """Begins the reading of a page: from where, and when in the stream's life."""
+        self.wants_page = False
+        return (self.epoch, self.seq, self.stream.changes)
+
+    def feed(self, asked: tuple[int, int, int], rows: Iterable[StoredEvent]) -> None:
+        """Takes a page of history for an `ask`. A viewer that was reset meanwhile does not want it any more."""
+        if asked[:2] == self.place and not self._page:
+            self._page = deque(encode_row(self.stream.job_id, row) for row in rows)
+            if not self._page:
+                self._dry_at = asked[2]  # not the changes of now: the page may be older than the newest one
+                if self.stream.ended:
+                    self.stream.wants_head = True  # ended, and history has less than we knew: look again
         self.wake()
 
     def _at_hand(self, limit: int) -> Sequence[Entry] | None:
         """Entries that follow this place, without reading; None when this place is proved wrong."""
         stream = self.stream
-        if stream.epoch == self.epoch and stream.terminal and not self.terminal and 0 < stream.seq <= self.seq:
+        ended_before = stream.epoch == self.epoch and stream.terminal and 0 < stream.seq <= self.seq
+        if self._disproved or (ended_before and not self.terminal):
             return None
         if self._page:
             return list(self._page)[:limit]
@@ -444,7 +451,7 @@ class Viewer:
 
     def _reset(self) -> Notice:
         self.seq = 0
-        self.terminal = self.final = False
+        self.terminal = self.final = self._disproved = False
         self._page.clear()
         self._dry_at = -1
         frame = f'{{"ev":"reset","job_id":"{self.stream.job_id}","execution_id":"{self._execution_id}"}}'

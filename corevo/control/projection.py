@@ -166,7 +166,16 @@ class Projector:
             if rows and (rows[0].epoch, rows[0].seq) == (epoch, at.seq):
                 found = merge.encode_row(stream.job_id, rows[0])
                 terminal, final = found.terminal, found.final
-        return Viewer(stream, wake, epoch=epoch, seq=at.seq, execution_id=execution, terminal=terminal, final=final)
+        return Viewer(
+            stream,
+            wake,
+            epoch=epoch,
+            seq=at.seq,
+            execution_id=execution,
+            terminal=terminal,
+            final=final,
+            disproved=at.end and not terminal,
+        )
 
     def _forget_unwatched(self, stream: JobStream) -> None:
         key = str(stream.job_id)
@@ -344,13 +353,21 @@ class Projector:
         if viewer.done or not viewer.wants_page:
             self._queued.discard(viewer)
             return
-        place = viewer.place
-        rows = await events.read(
-            self._db, viewer.stream.job_id, epoch=place[0], seq=place[1], limit=PAGE_EVENTS, limit_bytes=PAGE_BYTES
-        )
+        asked = viewer.ask()
+        try:
+            rows = await events.read(
+                self._db,
+                viewer.stream.job_id,
+                epoch=asked[0],
+                seq=asked[1],
+                limit=PAGE_EVENTS,
+                limit_bytes=PAGE_BYTES,
+            )
+        except CorevoError:
+            viewer.wants_page = True
+            raise
         self._queued.discard(viewer)
-        viewer.wants_page = False
-        viewer.feed(place, rows)
+        viewer.feed(asked, rows)
         self._serve(viewer.stream)
 
 
