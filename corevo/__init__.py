@@ -4,8 +4,9 @@ Agent authors import from here alone: `from corevo import Run, agent`.
 """
 
 from corevo.contracts import Message
+from corevo.errors import AgentFailed
 from corevo.runtime.registry import agent
 from corevo.runtime.run import Run
 
-__all__ = ["Message", "Run", "__version__", "agent"]
+__all__ = ["AgentFailed", "Message", "Run", "__version__", "agent"]
 __version__ = "0.1.0"

@@ -10,12 +10,17 @@ CorevoError                  code, detail; HTTP status where a client may see it
 │   └── AgentUnavailable
 ├── Stale                    an owner's write came too late; `ended_by` says what it lost to
 │   └── WorkerFenced         the whole worker was declared dead
+├── AgentFailed              raised by an agent: its job ends as failed, with this code and these words
 ├── ProtocolError            a defect: a call that no correct program makes
 ├── GateRefused              a role must not start; one problem a line, each with its fix (exit 3)
 └── UsageError               a wrong setting or argument (exit 2)
 """
 
 from __future__ import annotations
+
+import re
+
+CODE = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
 class CorevoError(Exception):
@@ -105,6 +110,21 @@ class Stale(CorevoError):
 
 class WorkerFenced(Stale):
     code = "worker_fenced"
+
+
+class AgentFailed(CorevoError):
+    """What an agent raises to end its run as failed in its own words.
+
+    `code` becomes the job's `error.code`: stable, snake_case, for programs. `message` is for the person who asked, so
+    nothing secret may stand in it. Any other exception ends the run as `agent_error`.
+    """
+
+    code = "agent_failed"
+
+    def __init__(self, code: str, message: str) -> None:
+        if not CODE.fullmatch(code):
+            raise ValueError(f"error code {code!r}: use 1 to 63 of a-z, 0-9 and _, beginning with a letter")
+        super().__init__(message, code=code)
 
 
 class ProtocolError(CorevoError):

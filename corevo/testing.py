@@ -10,10 +10,11 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from corevo.contracts import AccountId, ExecutionId, JobId, Message, ThreadId
+from corevo.errors import AgentFailed
 from corevo.runtime.call import BadAgent, call_agent
 from corevo.runtime.registry import AgentFunction
 from corevo.runtime.run import Run
-from corevo.runtime.sanitize import describe_error
+from corevo.runtime.sanitize import describe_error, describe_failure
 
 __all__ = ["Result", "run"]
 
@@ -26,6 +27,7 @@ class Result:
     events: list[tuple[str, Any]] = field(default_factory=list)
     text: str = ""
     error: str | None = None
+    code: str | None = None  # of what went wrong: what the job's `error.code` would be
 
 
 class _Memory:
@@ -71,9 +73,14 @@ async def run(
         async with asyncio.timeout(timeout_seconds):
             await call_agent(agent, given)
     except TimeoutError as error:
-        result.outcome, result.error = ("timed_out", None) if given.deadline == 0 else ("failed", describe_error(error))
+        if given.deadline == 0:
+            result.outcome, result.code = "timed_out", "deadline"
+        else:
+            result.outcome, result.code, result.error = "failed", "agent_error", describe_error(error)
+    except AgentFailed as error:
+        result.outcome, (result.code, result.error) = "failed", describe_failure(error)
     except BadAgent as error:
-        result.outcome, result.error = "failed", str(error)
+        result.outcome, result.code, result.error = "failed", "bad_agent", str(error)
     except Exception as error:
-        result.outcome, result.error = "failed", describe_error(error)
+        result.outcome, result.code, result.error = "failed", "agent_error", describe_error(error)
     return result

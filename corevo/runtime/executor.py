@@ -33,13 +33,13 @@ from corevo.contracts import (
     Started,
     WorkerId,
 )
-from corevo.errors import CorevoError, ProtocolError, Stale, Unavailable
+from corevo.errors import AgentFailed, CorevoError, ProtocolError, Stale, Unavailable
 from corevo.notifier import Notifier
 from corevo.runtime.batching import Batcher
 from corevo.runtime.call import BadAgent, call_agent
 from corevo.runtime.registry import Agent
 from corevo.runtime.run import Run
-from corevo.runtime.sanitize import clean_text, describe_error, encode_answer
+from corevo.runtime.sanitize import clean_text, describe_error, describe_failure, encode_answer
 from corevo.runtime.writer import EventWriter, RunOutput
 from corevo.store import commands, jobs
 from corevo.store.connections import Connections
@@ -316,6 +316,10 @@ class Executor:
         error = task.exception()
         if error is None:
             return "completed", "completed", None
+        if isinstance(error, AgentFailed):
+            reason, message = describe_failure(error)
+            log.warning("agent failed", job_id=str(place.claim.job_id), agent=task.get_name(), code=reason, why=message)
+            return "failed", reason, message
         log.warning("agent failed", job_id=str(place.claim.job_id), agent=task.get_name(), exc_info=error)
         if isinstance(error, BadAgent):
             return "failed", "bad_agent", clean_text(str(error))

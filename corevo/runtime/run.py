@@ -10,7 +10,7 @@ import structlog
 
 from corevo import clock
 from corevo.contracts import AccountId, ExecutionId, JobId, Message, ThreadId
-from corevo.runtime.sanitize import clean_text, encode
+from corevo.runtime.sanitize import brief, clean_text, encode
 
 #: Custom event names: at least one dot, and none of the names that Corevo gives.
 CUSTOM_EVENT = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)+")
@@ -96,5 +96,25 @@ class Run:
             raise ValueError(f"event name {type!r}: {type.partition('.')[0]}.* is Corevo's own")
         await self._output.event(type, encode(dict(data or {})))
 
+    async def tool_started(self, name: str, call_id: str, arguments: Any) -> None:
+        """Tells that a tool was called: event `tool.started`. Long arguments are cut."""
+        await self._output.event("tool.started", encode(_tool(name, call_id) | {"arguments": brief(arguments)}))
+
+    async def tool_finished(self, name: str, call_id: str, *, result: Any = None, error: str | None = None) -> None:
+        """Tells what came of it: event `tool.finished`, `ok` unless there is an error. A long result is cut."""
+        outcome = {"ok": True, "result": brief(result)} if error is None else {"ok": False, "error": brief(error)}
+        await self._output.event("tool.finished", encode(_tool(name, call_id) | outcome))
+
+    async def usage(
+        self, model: str, *, input_tokens: int, output_tokens: int, cost_usd: float | None = None, **details: Any
+    ) -> None:
+        """Tells what a model used: event `usage`. `details` are further small fields of it."""
+        data = {"model": model, "input_tokens": input_tokens, "output_tokens": output_tokens, "cost_usd": cost_usd}
+        await self._output.event("usage", encode({k: v for k, v in (data | details).items() if v is not None}))
+
     def _cancel(self) -> None:
         self._cancelled = True
+
+
+def _tool(name: str, call_id: str) -> dict[str, Any]:
+    return {"name": str(name)[:100], "call_id": str(call_id)[:100]}

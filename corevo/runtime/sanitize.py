@@ -11,8 +11,11 @@ import math
 import re
 from typing import Any
 
+from corevo.errors import AgentFailed
+
 EVENT_LIMIT_BYTES = 65_536
 ERROR_LIMIT_CHARACTERS = 2_000
+BRIEF_LIMIT_CHARACTERS = 4_000
 DEPTH_LIMIT = 32
 INTEGER_LIMIT = 10**300
 
@@ -56,6 +59,13 @@ def encode(value: Any) -> str:
     return text
 
 
+def brief(value: Any) -> Any:
+    """The value when it is short as JSON; else the beginning of its text, so that it fits an event."""
+    cleaned = clean_value(value)
+    text = cleaned if isinstance(cleaned, str) else json.dumps(cleaned, ensure_ascii=False)
+    return cleaned if len(text) <= BRIEF_LIMIT_CHARACTERS else text[:BRIEF_LIMIT_CHARACTERS] + "…"
+
+
 def encode_text(text: str, at: int) -> str:
     """The data of a text.delta: already clean text and its offset in characters."""
     return '{"text":' + json.dumps(text, ensure_ascii=False) + f',"at":{at}}}'
@@ -82,3 +92,8 @@ def describe_error(error: BaseException) -> str:
         words = "(its text cannot be read)"
     name = type(error).__name__
     return clean_text(f"{name}: {words}" if words else name)[:ERROR_LIMIT_CHARACTERS]
+
+
+def describe_failure(error: AgentFailed) -> tuple[str, str]:
+    """The code and the storable words of a failure that an agent declared."""
+    return error.code, clean_text(str(error.detail) or error.code)[:ERROR_LIMIT_CHARACTERS]
