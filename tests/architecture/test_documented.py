@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 from aioprometheus.collectors import REGISTRY
 
 from corevo import errors, metrics
+from corevo.openai import failures
+from corevo.openai import settings as model
 from corevo.settings import Settings, variable_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -27,6 +30,16 @@ def table_names(text: str, heading: str) -> set[str]:
 
 def test_every_setting_is_in_the_readme() -> None:
     assert table_names(README, "## Settings") == {variable_of(name) for name in Settings.model_fields}
+
+
+def test_every_setting_of_the_model_agent_is_in_the_readme() -> None:
+    fields = model.OpenAISettings.model_fields
+    assert table_names(README, "## A real model") == {model.variable_of(name) for name in fields}
+
+
+def test_every_failure_of_the_model_agent_is_in_the_readme() -> None:
+    section = README.split("## Errors", 1)[1].partition("The model agent's:")[2].split("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", section)) == set(get_args(failures.Code))
 
 
 def test_every_error_code_is_in_the_readme() -> None:
