@@ -47,10 +47,12 @@ class Socket:
                     return frame
 
     async def until_ended(self, job_id: str, seconds: float = 30.0) -> dict[str, Any]:
-        """The terminal job frame."""
-        return await self.until(
-            lambda f: f["ev"] == "job" and f["job"]["id"] == job_id and f["job"]["finished_at"], seconds
-        )
+        """The terminal job frame, which may have come already: before the ack of what ended the job."""
+
+        def ends(frame: dict[str, Any]) -> bool:
+            return bool(frame["ev"] == "job" and frame["job"]["id"] == job_id and frame["job"]["finished_at"])
+
+        return next(filter(ends, self.frames), None) or await self.until(ends, seconds)
 
     def events(self, job_id: str) -> list[dict[str, Any]]:
         """What this client holds of a job, with resets obeyed."""
