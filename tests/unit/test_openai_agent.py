@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,13 @@ from corevo.testing import run as run_agent
 from tests.openai_server import Exchange, OpenAIServer, Reply, calls, drips, hangs, openai_server, refuses, says
 
 KEY = "sk-test-0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(("COREVO_OPENAI_", "OPENAI_")):
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture
