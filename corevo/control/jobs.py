@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from typing import Annotated, Any, cast
@@ -96,6 +97,7 @@ class Jobs:
         self._projector = projector
         self._identity = identity
         self._local = local
+        self._admissions: set[asyncio.Task[Admitted]] = set()
 
     def routes(self) -> list[Route]:
         return [
@@ -129,6 +131,13 @@ class Jobs:
             idempotency_key=key,
             body_hash=body.hash if key is not None else None,
         )
+        # A task of its own: a caller that goes or gives up must not leave behind a job that was claimed for nobody.
+        task = asyncio.create_task(self._admit(admission))
+        self._admissions.add(task)
+        task.add_done_callback(self._admitted)
+        return await asyncio.shield(task)
+
+    async def _admit(self, admission: Admission) -> Admitted:
         local = self._local if self._local is not None and self._local.reserve() else None
         claim = None
         try:
@@ -140,7 +149,7 @@ class Jobs:
             )
             claim = admitted.claim
         finally:
-            # A claim whose answer is lost here is a ghost; the worker's beats find it and give it back.
+            # A claim whose answer the database did not get to us is a ghost; the worker's beats find it.
             if local is not None and claim is None:
                 local.give_back()
         if local is not None and claim is not None:
@@ -149,6 +158,11 @@ class Jobs:
             self._notifier.post(WORK_CHANNEL, admitted.lane)
         self.changed(admitted.job_id, *admitted.touched)
         return admitted
+
+    def _admitted(self, task: asyncio.Task[Admitted]) -> None:
+        self._admissions.discard(task)
+        if not task.cancelled():
+            task.exception()  # retrieved here too, for a caller that went away
 
     async def cancel(self, account_id: AccountId, job_id: JobId) -> Command:
         """Requests it; answers with the command as it is then."""
