@@ -14,6 +14,8 @@ from starlette.applications import Starlette
 
 from corevo.errors import CorevoError
 
+#: Between the word that we stop and the closing of connections: every stream says where to resume.
+GOODBYE_SECONDS = 0.2
 #: Connections that streams left open; the streams themselves were closed before.
 CLOSE_SECONDS = 3
 KEEP_ALIVE_SECONDS = 100  # a platform's router keeps its side for 90
@@ -93,6 +95,7 @@ async def _serve(
         on_ready()  # the socket listens already: a client that comes now is served
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         on_stop(app)
+        await asyncio.wait([serving], timeout=GOODBYE_SECONDS)
         server.should_exit = True
         await serving
     finally:
