@@ -275,13 +275,14 @@ class ThreadView:
     agent: str | None
     current_job_id: JobId | None
     current_state: JobState | None
+    unread: bool
     created_at: datetime
     updated_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class MessageView:
-    """`turn` and `part` are the message's place in its thread."""
+    """`turn` and `part` are the message's place in its thread. The error is the one an answer's job ended with."""
 
     id: UUID
     turn: int
@@ -290,6 +291,8 @@ class MessageView:
     text: str
     job_id: JobId
     status: str | None
+    error_code: str | None
+    error_message: str | None
     created_at: datetime
 
 

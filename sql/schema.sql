@@ -182,7 +182,8 @@ CREATE TABLE corevo.threads (
     current_job_id uuid,
     last_turn integer DEFAULT 0 NOT NULL,
     created_at timestamp with time zone NOT NULL,
-    updated_at timestamp with time zone NOT NULL
+    updated_at timestamp with time zone NOT NULL,
+    seen_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone
 )
 WITH (fillfactor='70');
 

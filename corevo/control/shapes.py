@@ -8,14 +8,12 @@ from datetime import datetime
 from typing import Any
 
 from corevo.contracts import AgentSpec, Command, JobView, MessageView, ThreadView
+from corevo.control import cursor
 
 Shape = Mapping[str, Any]
 
 
 def job(view: JobView) -> Shape:
-    error = None
-    if view.error_code is not None:
-        error = {"code": view.error_code, "message": view.error_message or view.error_code.replace("_", " ")}
     return {
         "id": str(view.id),
         "thread_id": str(view.thread_id),
@@ -28,7 +26,7 @@ def job(view: JobView) -> Shape:
         "created_at": moment(view.created_at),
         "started_at": moment(view.started_at),
         "finished_at": moment(view.finished_at),
-        "error": error,
+        "error": error(view.error_code, view.error_message),
         "cost_credits": 0,
         "cancel_requested": view.cancel_requested,
         "intervals": None,
@@ -47,21 +45,28 @@ def thread(view: ThreadView) -> Shape:
         "agent": view.agent,
         "current_job_id": str(view.current_job_id) if view.current_job_id else None,
         "current_state": view.current_state,
+        "unread": view.unread,
         "created_at": moment(view.created_at),
         "updated_at": moment(view.updated_at),
     }
 
 
-def message(view: MessageView) -> Shape:
+def message(view: MessageView, html: str | None) -> Shape:
     return {
         "id": str(view.id),
         "role": view.role,
         "text": view.text,
-        "html": None,
+        "html": html,
         "job_id": str(view.job_id),
         "status": view.status,
+        "error": error(view.error_code, view.error_message),
+        "cursor": cursor.page_by_place(view.turn, view.part),
         "created_at": moment(view.created_at),
     }
+
+
+def error(code: str | None, message: str | None) -> Shape | None:
+    return None if code is None else {"code": code, "message": message or code.replace("_", " ")}
 
 
 def command(view: Command) -> Shape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -13,12 +13,15 @@ from corevo.contracts import AccountId, ThreadId, ThreadView
 from corevo.control import cursor, shapes
 from corevo.control.http import answer_in_time, json_response, read_body, read_limit
 from corevo.control.identity import Identity
-from corevo.control.strict import Body
-from corevo.errors import NotFound
+from corevo.control.markdown import Renderer
+from corevo.control.strict import Body, check_text
+from corevo.errors import Invalid, NotFound
 from corevo.store import threads, workers
 from corevo.store.connections import Connections
 
 PAGE_DEFAULT, PAGE_LIMIT = 50, 100
+
+WORDS_LIMIT_CHARACTERS = 200
 
 Title = Annotated[str, Field(max_length=200)]
 
@@ -28,13 +31,21 @@ class NewThread(Body):
 
 
 class ThreadChange(Body):
-    title: Title
+    title: Title | None = None
+    unread: bool | None = None
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> ThreadChange:
+        if self.title is None and self.unread is None:
+            raise ValueError("give a title, unread or both")
+        return self
 
 
 class Threads:
     def __init__(self, db: Connections, identity: Identity) -> None:
         self._db = db
         self._identity = identity
+        self._renderer = Renderer()
 
     def routes(self) -> list[Route]:
         return [
@@ -65,9 +76,14 @@ class Threads:
         limit = read_limit(request, default=PAGE_DEFAULT, most=PAGE_LIMIT)
         after = request.query_params.get("after")
         before = None if after is None else cursor.parse_page_by_time(after)
+        words = request.query_params.get("q") or None
+        if words is not None:
+            check_text("q", words)
+            if len(words) > WORDS_LIMIT_CHARACTERS:
+                raise Invalid(f"q: at most {WORDS_LIMIT_CHARACTERS} characters")
         async with answer_in_time():
             account = await self._identity.account(request)
-            found = await threads.list_newest(self._db, account, before=before, limit=limit + 1)
+            found = await threads.list_newest(self._db, account, words=words, before=before, limit=limit + 1)
         items, more = found[:limit], len(found) > limit
         return json_response(
             {
@@ -88,7 +104,10 @@ class Threads:
         async with answer_in_time():
             account = await self._identity.account(request)
             thread_id = thread_id_of(request)
-            await threads.rename(self._db, account, thread_id, body.title)
+            if body.title is not None:
+                await threads.rename(self._db, account, thread_id, body.title)
+            if body.unread is not None:
+                await threads.mark(self._db, account, thread_id, unread=body.unread)
             view = await self._read(account, thread_id)
         return json_response(shapes.thread(view))
 
@@ -100,18 +119,27 @@ class Threads:
 
     async def _messages(self, request: Request) -> Response:
         limit = read_limit(request, default=PAGE_DEFAULT, most=PAGE_LIMIT)
+        order = request.query_params.get("order", "oldest")
+        if order not in ("oldest", "newest"):
+            raise Invalid("order: oldest or newest")
         text = request.query_params.get("after")
-        after = (0, 0) if text is None else cursor.parse_page_by_place(text)
+        place = None if text is None else cursor.parse_page_by_place(text)
         async with answer_in_time():
             account = await self._identity.account(request)
             thread_id = thread_id_of(request)
-            found = await threads.messages(self._db, account, thread_id, after=after, limit=limit + 1)
+            if order == "oldest":
+                found = await threads.messages(self._db, account, thread_id, after=place or (0, 0), limit=limit + 1)
+            else:
+                found = await threads.messages_newest(
+                    self._db, account, thread_id, before=place or threads.NEWEST, limit=limit + 1
+                )
             if not found:
                 await self._read(account, thread_id)  # no message, or no such thread?
         items, more = found[:limit], len(found) > limit
+        rendered = await self._renderer.html(items)
         return json_response(
             {
-                "items": [shapes.message(view) for view in items],
+                "items": [shapes.message(view, html) for view, html in zip(items, rendered, strict=True)],
                 "next": cursor.page_by_place(items[-1].turn, items[-1].part) if more else None,
             }
         )

@@ -135,7 +135,7 @@ begin
   -- thread
   if v_thread.id is null then
     insert into corevo.threads (id, account_id, title, created_at, updated_at)
-      values (corevo.uuid7(v_now), p_account, left(p_text, 80), v_now, v_now)
+      values (corevo.uuid7(v_now), p_account, corevo.title_of(p_text), v_now, v_now)
       returning * into v_thread;
   end if;
   outcome := 'queued';
@@ -190,7 +190,7 @@ begin
   update corevo.threads t
     set last_turn = v_thread.last_turn + 1,
         agent = v_agent.name,
-        title = case when t.title = '' then left(p_text, 80) else t.title end,
+        title = case when t.title = '' then corevo.title_of(p_text) else t.title end,
         current_job_id = case when v_blocked_by is null then job_id else t.current_job_id end,
         updated_at = v_now
     where t.id = v_thread.id;

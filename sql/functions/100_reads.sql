@@ -87,35 +87,59 @@ begin
   return v_id;
 end $$;
 
-create or replace function corevo.read_thread(
+-- A thread as the API shows it. `unread`: a run of it ended, and no page has shown that.
+create or replace function corevo.thread_view(
   p_account uuid,
   p_thread uuid
 ) returns table (
-  id uuid, title text, agent text, current_job_id uuid, current_state text, created_at timestamptz, updated_at timestamptz
+  id uuid, title text, agent text, current_job_id uuid, current_state text, unread boolean, created_at timestamptz,
+  updated_at timestamptz
 ) language sql stable as $$
-  select t.id, t.title, t.agent, t.current_job_id, j.state, t.created_at, t.updated_at
+  select t.id, t.title, t.agent, t.current_job_id, j.state, coalesce(t.current_job_id is null and t.updated_at > t.seen_at, false),
+         t.created_at, t.updated_at
     from corevo.threads t left join corevo.jobs j on j.id = t.current_job_id
     where t.id = p_thread and t.account_id = p_account
 $$;
 
--- An account's threads, newest first, after an (updated_at, id) when given.
-create or replace function corevo.list_threads(
+-- An account's threads, newest first, after an (updated_at, id) when given; with these words in the title when given.
+create or replace function corevo.find_threads(
   p_account uuid,
+  p_words text,
   p_before_at timestamptz,
   p_before_id uuid,
   p_limit int
 ) returns table (
-  id uuid, title text, agent text, current_job_id uuid, current_state text, created_at timestamptz, updated_at timestamptz
+  id uuid, title text, agent text, current_job_id uuid, current_state text, unread boolean, created_at timestamptz,
+  updated_at timestamptz
 ) language sql stable as $$
-  select t.id, t.title, t.agent, t.current_job_id, j.state, t.created_at, t.updated_at
+  select t.id, t.title, t.agent, t.current_job_id, j.state, coalesce(t.current_job_id is null and t.updated_at > t.seen_at, false),
+         t.created_at, t.updated_at
     from (
-      select t.id, t.title, t.agent, t.current_job_id, t.created_at, t.updated_at from corevo.threads t
+      select t.id, t.title, t.agent, t.current_job_id, t.seen_at, t.created_at, t.updated_at from corevo.threads t
         where t.account_id = p_account and (p_before_id is null or (t.updated_at, t.id) < (p_before_at, p_before_id))
+          and (p_words is null or position(lower(p_words) in lower(t.title)) > 0)
         order by t.updated_at desc, t.id desc limit p_limit
     ) t
     left join corevo.jobs j on j.id = t.current_job_id
     order by t.updated_at desc, t.id desc
 $$;
+
+-- A title for a thread that nobody named: the first line of its first message, without markup, cut between two words.
+create or replace function corevo.title_of(p_text text)
+returns text language plpgsql immutable as $$
+declare
+  v_line text := coalesce(substring(left(p_text, 2000) from '\S[^\n]*'), '');
+  v_title text := btrim(regexp_replace(regexp_replace(v_line, '^[#>*`\s-]+', ''), '\s+', ' ', 'g'));
+begin
+  if v_title = '' then
+    v_title := btrim(v_line);
+  end if;
+  if length(v_title) <= 60 then
+    return v_title;
+  end if;
+  v_line := regexp_replace(left(v_title, 60), '\s\S*$', '');
+  return case when length(v_line) >= 30 then v_line else left(v_title, 60) end || '…';
+end $$;
 
 -- Raises: RV101 not_found.
 create or replace function corevo.rename_thread(
@@ -125,6 +149,21 @@ create or replace function corevo.rename_thread(
 ) returns void language plpgsql as $$
 begin
   update corevo.threads t set title = p_title where t.id = p_thread and t.account_id = p_account;
+  if not found then
+    perform corevo.refuse('RV101', 'not_found', 'no such thread');
+  end if;
+end $$;
+
+-- Notes that a thread was seen as it stands, or that it shall count as unread.
+-- Raises: RV101 not_found.
+create or replace function corevo.mark_thread(
+  p_account uuid,
+  p_thread uuid,
+  p_unread boolean
+) returns void language plpgsql as $$
+begin
+  update corevo.threads t set seen_at = case when p_unread then '-infinity' else t.updated_at end
+    where t.id = p_thread and t.account_id = p_account;
   if not found then
     perform corevo.refuse('RV101', 'not_found', 'no such thread');
   end if;
@@ -160,22 +199,50 @@ begin
   delete from corevo.threads t where t.id = p_thread;
 end $$;
 
--- Messages of a thread in order, after a (turn, part).
-create or replace function corevo.list_messages(
+-- Messages of a thread in order, after a (turn, part); an answer with the error its job ended with.
+create or replace function corevo.messages_after(
   p_account uuid,
   p_thread uuid,
   p_after_turn int,
   p_after_part int,
   p_limit int
 ) returns table (
-  id uuid, turn int, part int, role text, text text, job_id uuid, status text, created_at timestamptz
+  id uuid, turn int, part int, role text, text text, job_id uuid, status text, error_code text, error_message text,
+  created_at timestamptz
 ) language sql stable as $$
-  select m.id, m.turn, m.part, m.role, m.text, m.job_id, m.status, m.created_at
-    from corevo.messages m
-    where m.thread_id = p_thread
-      and exists (select 1 from corevo.threads t where t.id = p_thread and t.account_id = p_account)
-      and (m.turn, m.part) > (p_after_turn, p_after_part)
-    order by m.turn, m.part limit p_limit
+  select m.id, m.turn, m.part, m.role, m.text, m.job_id, m.status, j.error_code, j.error_message, m.created_at
+    from (
+      select m.id, m.turn, m.part, m.role, m.text, m.job_id, m.status, m.created_at from corevo.messages m
+        where m.thread_id = p_thread
+          and exists (select 1 from corevo.threads t where t.id = p_thread and t.account_id = p_account)
+          and (m.turn, m.part) > (p_after_turn, p_after_part)
+        order by m.turn, m.part limit p_limit
+    ) m
+    left join corevo.jobs j on j.id = m.job_id and m.part = 2
+    order by m.turn, m.part
+$$;
+
+-- The same from the newest on, before a (turn, part).
+create or replace function corevo.messages_before(
+  p_account uuid,
+  p_thread uuid,
+  p_before_turn int,
+  p_before_part int,
+  p_limit int
+) returns table (
+  id uuid, turn int, part int, role text, text text, job_id uuid, status text, error_code text, error_message text,
+  created_at timestamptz
+) language sql stable as $$
+  select m.id, m.turn, m.part, m.role, m.text, m.job_id, m.status, j.error_code, j.error_message, m.created_at
+    from (
+      select m.id, m.turn, m.part, m.role, m.text, m.job_id, m.status, m.created_at from corevo.messages m
+        where m.thread_id = p_thread
+          and exists (select 1 from corevo.threads t where t.id = p_thread and t.account_id = p_account)
+          and (m.turn, m.part) < (p_before_turn, p_before_part)
+        order by m.turn desc, m.part desc limit p_limit
+    ) m
+    left join corevo.jobs j on j.id = m.job_id and m.part = 2
+    order by m.turn desc, m.part desc
 $$;
 
 -- Sends messages on channels; one transaction of its own, never part of the work it announces.

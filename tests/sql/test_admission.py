@@ -278,7 +278,7 @@ class TestThreadLine:
 
     async def test_the_first_text_names_the_thread(self, protocol: Protocol, account: UUID, worker: UUID) -> None:
         first = await protocol.admit(account, "t" * 200)
-        assert (await protocol.thread(first["thread_id"]))["title"] == "t" * 80
+        assert (await protocol.thread(first["thread_id"]))["title"] == "t" * 60 + "…"
         empty = await protocol.value("select corevo.create_thread($1, '')", account)
         await protocol.admit(account, "later", thread=empty)
         assert (await protocol.thread(empty))["title"] == "later"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from uuid import UUID, uuid4
 
+import pytest
+
 from tests.protocol import NOT_FOUND, THREAD_BUSY, Protocol, piece, refused
 
 
@@ -29,9 +31,9 @@ async def test_a_stranger_sees_and_changes_nothing(protocol: Protocol, account: 
             ("select * from corevo.read_job($1, $2)", (who, job)),
             ("select * from corevo.list_jobs($1, null, null, null, 10)", (who,)),
             ("select * from corevo.list_jobs($1, $2, null, null, 10)", (who, thread)),
-            ("select * from corevo.read_thread($1, $2)", (who, thread)),
-            ("select * from corevo.list_threads($1, null, null, 10)", (who,)),
-            ("select * from corevo.list_messages($1, $2, 0, 0, 10)", (who, thread)),
+            ("select * from corevo.thread_view($1, $2)", (who, thread)),
+            ("select * from corevo.find_threads($1, null, null, null, 10)", (who,)),
+            ("select * from corevo.messages_after($1, $2, 0, 0, 10)", (who, thread)),
         ):
             assert bool(await protocol.all(sql, *arguments)) is seen, sql
     for sql, arguments in (
@@ -47,7 +49,7 @@ async def test_a_stranger_sees_and_changes_nothing(protocol: Protocol, account: 
 async def test_messages_come_in_order_and_page_by_page(protocol: Protocol, account: UUID, worker: UUID) -> None:
     thread = await talked(protocol, account, worker, "one", "two")
     await protocol.admit(account, "three", thread=thread)
-    read = "select * from corevo.list_messages($1, $2, $3, $4, $5)"
+    read = "select * from corevo.messages_after($1, $2, $3, $4, $5)"
     rows = await protocol.all(read, account, thread, 0, 0, 10)
     assert [(r["role"], r["text"], r["status"]) for r in rows] == [
         ("user", "one", None),
@@ -63,15 +65,91 @@ async def test_messages_come_in_order_and_page_by_page(protocol: Protocol, accou
     assert paged == ["one", "re: one", "two", "re: two", "three"]
 
 
+async def test_messages_come_newest_first_as_well_with_the_error_of_an_answer(
+    protocol: Protocol, account: UUID, worker: UUID
+) -> None:
+    thread = await talked(protocol, account, worker, "one", "two")
+    await protocol.admit(account, "three", thread=thread)
+    run = await protocol.running(worker)
+    await protocol.finish(piece(run), outcomes=["failed"], reason="agent_error")
+    read = "select * from corevo.messages_before($1, $2, $3, $4, $5)"
+    seen, last = [], (2**31 - 1, 0)
+    while rows := await protocol.all(read, account, thread, *last, 2):
+        seen += [(r["text"], r["status"], r["error_code"] is not None) for r in rows]
+        last = (rows[-1]["turn"], rows[-1]["part"])
+    assert seen == [
+        ("", "failed", True),
+        ("three", None, False),
+        ("re: two", "completed", False),
+        ("two", None, False),
+        ("re: one", "completed", False),
+        ("one", None, False),
+    ]
+    assert not await protocol.all(read, (await protocol.account()), thread, *(2**31 - 1, 0), 2)
+
+
+async def test_threads_are_found_by_words_of_their_title(protocol: Protocol, account: UUID, worker: UUID) -> None:
+    for text in ("A cake for Ann", "CAKE again", "bread", "100%"):
+        await protocol.admit(account, text)
+    find = "select title from corevo.find_threads($1, $2, null, null, 10)"
+    assert [r["title"] for r in await protocol.all(find, account, "Cake")] == ["CAKE again", "A cake for Ann"]
+    assert [r["title"] for r in await protocol.all(find, account, "%")] == ["100%"], "words, not a pattern"
+
+
+async def test_a_thread_is_unread_from_the_end_of_a_run_until_it_is_seen(
+    protocol: Protocol, account: UUID, worker: UUID
+) -> None:
+    thread = (await protocol.admit(account, "one"))["thread_id"]
+
+    async def unread() -> bool:
+        (row,) = await protocol.all("select unread from corevo.thread_view($1, $2)", account, thread)
+        (listed,) = await protocol.all("select unread from corevo.find_threads($1, null, null, null, 10)", account)
+        assert row["unread"] == listed["unread"]
+        return bool(row["unread"])
+
+    assert not await unread(), "a run that goes on has a mark of its own"
+    await protocol.finish(piece(await protocol.running(worker)))
+    assert await unread()
+    await protocol.value("select corevo.mark_thread($1, $2, false)", account, thread)
+    assert not await unread()
+    await protocol.admit(account, "two", thread=thread)
+    await protocol.finish(piece(await protocol.running(worker)))
+    assert await unread()
+    await protocol.value("select corevo.mark_thread($1, $2, false)", account, thread)
+    await protocol.value("select corevo.mark_thread($1, $2, true)", account, thread)
+    assert await unread()
+    with refused(NOT_FOUND):
+        await protocol.value("select corevo.mark_thread($1, $2, true)", await protocol.account(), thread)
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("Hello", "Hello"),
+        ("\n\n  Two   words \n and a second line", "Two words"),
+        ("## A *heading*", "A *heading*"),
+        ("- ", "-"),
+        (" \n\t", ""),
+        (
+            "Please compare the three offers that came in this morning, and say which one is best",
+            "Please compare the three offers that came in this morning,…",
+        ),
+        ("x" * 200, "x" * 60 + "…"),
+        ("一" * 70, "一" * 60 + "…"),
+    ],
+)
+async def test_a_title_is_the_beginning_of_the_first_line(protocol: Protocol, text: str, title: str) -> None:
+    assert await protocol.value("select corevo.title_of($1)", text) == title
+
+
 async def test_jobs_and_threads_are_listed_newest_first_page_by_page(
     protocol: Protocol, account: UUID, worker: UUID
 ) -> None:
     admitted = [await protocol.admit(account, str(n)) for n in range(5)]
-    for what, column, clock in (("jobs", "job_id", "created_at"), ("threads", "thread_id", "updated_at")):
-        extra = "null, " if what == "jobs" else ""
+    for call, column, clock in (("list_jobs", "job_id", "created_at"), ("find_threads", "thread_id", "updated_at")):
         seen: list[UUID] = []
         at, last = None, None
-        while rows := await protocol.all(f"select * from corevo.list_{what}($1, {extra}$2, $3, 2)", account, at, last):
+        while rows := await protocol.all(f"select * from corevo.{call}($1, null, $2, $3, 2)", account, at, last):
             seen += [r["id"] for r in rows]
             at, last = rows[-1][clock], rows[-1]["id"]
         assert seen == [a[column] for a in reversed(admitted)]
@@ -129,7 +207,7 @@ class TestDeleteThread:
 async def test_a_thread_is_renamed(protocol: Protocol, account: UUID, worker: UUID) -> None:
     thread = await protocol.value("select corevo.create_thread($1, 'old')", account)
     await protocol.value("select corevo.rename_thread($1, $2, 'new')", account, thread)
-    (row,) = await protocol.all("select title, current_job_id from corevo.read_thread($1, $2)", account, thread)
+    (row,) = await protocol.all("select title, current_job_id from corevo.thread_view($1, $2)", account, thread)
     assert tuple(row) == ("new", None)
 
 
