@@ -163,6 +163,9 @@ BY_SQLSTATE: dict[str, type[CorevoError]] = {
 #: Postgres refused for a reason that passes: sent again with jitter, a few times.
 TRANSIENT_SQLSTATES = frozenset({"40P01", "40001", "55P03"})
 
+#: The server behind this address is another one now, read-only or going away: no connection to it is worth keeping.
+MOVED_SQLSTATES = ("25006", "57P")
+
 #: The server or this connection is no good for now: the connection is dropped, the caller sees `Unavailable`.
 #: 08 connection, 57P shutdown, 53 resources, 25006 read-only, 42501 privileges revoked, 57014 statement time-out.
 UNAVAILABLE_SQLSTATES = ("08", "57P", "53", "25006", "42501", "57014", "58", "XX")

@@ -32,7 +32,8 @@ LATE_SECONDS = 20.0
 JOBS_A_SWEEP = 200
 LATE_PERIODS = 6
 DAYS_AHEAD = 7
-PARTITION_SECONDS = 3600.0
+KEEP_HOUSE_SECONDS = 3600.0
+PRUNE_ROWS = 5000
 
 
 class Janitor:
@@ -46,7 +47,7 @@ class Janitor:
         self._notifier = notifier
         self._holder = uuid4()
         self._token = uuid4()
-        self._partitions_at: float | None = None
+        self._kept_at: float | None = None
 
     async def run(self) -> None:
         """Sweeps each period until cancelled. A failed sweep is logged and tried again at the next."""
@@ -92,13 +93,45 @@ class Janitor:
             self._db, limit_seconds=settings.queue_start_seconds, limit=JOBS_A_SWEEP
         ):
             await self._one("expire", job_id)
-        if self._partitions_at is None or clock.seconds() - self._partitions_at > PARTITION_SECONDS:
-            made = await events.ensure_partitions(self._db, DAYS_AHEAD)
-            self._partitions_at = clock.seconds()
-            if made:
-                log.info("made day partitions for events", count=made)
+        ended = await janitor.end_stuck_backends(self._db, settings.heartbeat_ttl_seconds)
+        if ended:
+            log.warning("ended database sessions of frozen clients", count=ended)
         self.swept_at = clock.seconds()
         metrics.SWEEPS.inc({})
+        if self._kept_at is None or clock.seconds() - self._kept_at > KEEP_HOUSE_SECONDS:
+            self._kept_at = clock.seconds()
+            await self._keep_house()
+
+    async def _keep_house(self) -> None:
+        """Days of events ahead and behind, and old small rows. Each part for itself: none may stop another."""
+        for part in (self._make_days, self._remove_days, self._prune_rows):
+            try:
+                await part()
+            except CorevoError as error:
+                log.error("housekeeping failed; it is tried again", part=part.__name__.strip("_"), error=str(error))
+                self._kept_at = None if self._kept_at is None else self._kept_at - KEEP_HOUSE_SECONDS * 0.9
+
+    async def _make_days(self) -> None:
+        made = await events.ensure_partitions(self._db, DAYS_AHEAD)
+        if made:
+            log.info("made day partitions for events", count=made)
+
+    async def _remove_days(self) -> None:
+        days = self._settings.event_retention_days
+        for name, state in await events.old_partitions(self._db, days):
+            try:
+                await events.remove_partition(self._db, name, state)
+                log.info("removed a day of events", partition=name)
+                metrics.DAYS_REMOVED.inc({})
+            except CorevoError as error:
+                log.warning("a day of events cannot be dropped; deleting its rows", partition=name, error=str(error))
+                while pruned := await events.prune_events(self._db, days, PRUNE_ROWS):
+                    log.info("deleted old events", count=pruned)
+                return
+
+    async def _prune_rows(self) -> None:
+        while await janitor.prune_rows(self._db, PRUNE_ROWS) >= PRUNE_ROWS:
+            pass
 
     async def _one(self, what: str, job_id: JobId) -> None:
         """One job, one transaction; its failure must not stop the sweep."""

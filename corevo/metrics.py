@@ -28,8 +28,10 @@ JOBS_ENDED = Counter("corevo_jobs_ended_total", "Executions this worker ended, b
 PLACES_BUSY = Gauge("corevo_places_busy", "Places in use in this worker, by lane")
 EVENTS_STORED = Counter("corevo_events_stored_total", "Events this worker stored")
 SWEEPS = Counter("corevo_sweeps_total", "Sweeps finished by this process as janitor")
+DAYS_REMOVED = Counter("corevo_event_days_removed_total", "Days of events this process removed as janitor")
 SWEPT = Counter("corevo_swept_jobs_total", "Jobs this process ended or released as janitor, by result")
 LAG = Gauge("corevo_event_loop_lag_ms", "Greatest event loop lag since the last heartbeat, in milliseconds")
+STALLS = Counter("corevo_event_loop_stalls_total", "Times the event loop did not answer for a quarter of a second")
 LISTENING = Gauge("corevo_listening", "1 while the notification channel is proved end to end, 0 while polling")
 STATEMENTS = Gauge("corevo_statements", "Statements this process has sent since its start")
 
@@ -43,7 +45,7 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 def prepare() -> None:
     """Makes every series without labels visible from the start."""
-    for counter in (EVENTS_STORED, SWEEPS):
+    for counter in (EVENTS_STORED, SWEEPS, STALLS, DAYS_REMOVED):
         counter.set({}, 0)
     for gauge in (SOCKETS, STREAMS, LAG, LISTENING, STATEMENTS):
         gauge.set({}, 0)

@@ -21,16 +21,21 @@ from uuid import uuid4
 import asyncpg
 import structlog
 
-from corevo import clock
+from corevo import clock, metrics
 from corevo.contracts import PING_CHANNEL, OwnedJob, WorkerId
 from corevo.errors import CorevoError
 from corevo.settings import Settings
+from corevo.stall import Stall, StallWatch
 from corevo.store.connections import connect
 
 log = structlog.get_logger()
 
 STATEMENT_SECONDS = 5.0
 LAG_SAMPLE_SECONDS = 0.25
+#: A tick that takes longer is a stall; it is told at once, and again each time it has doubled.
+STALL_SECONDS = 0.25
+STALL_TOLD_AGAIN = 2.0
+STALLS_KEPT = 50
 HANDOVER_LIMIT = 20_000
 RECONNECT_SECONDS = (0.2, 5.0)
 
@@ -40,7 +45,7 @@ class Heart:
 
     on_beat(owned, began): the database took a beat that began at `began` (corevo.clock), and lists what it says we own.
     on_refused(): this incarnation was declared dead; no further beat is sent for it.
-    may_beat(): None, or why this process cannot make progress. Called in the pulse's thread.
+    may_beat(): None, or in a word why this process cannot make progress. Called in the pulse's thread.
     """
 
     def __init__(
@@ -89,12 +94,15 @@ class Pulse:
         self._stop: asyncio.Event
         self._lost: asyncio.Event
         self._ready = threading.Event()
+        self._stalls: deque[Stall] = deque(maxlen=STALLS_KEPT)
+        self._stall_watch: StallWatch
 
     # ── from the main loop ────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
         self._main = asyncio.get_running_loop()
         self._main_thread = threading.current_thread()
+        self._stall_watch = StallWatch(self._main_thread, self._main)
         self._thread = threading.Thread(target=self._run_thread, name="corevo-pulse", daemon=True)
         self._thread.start()
         self._ready.wait(10)
@@ -104,6 +112,7 @@ class Pulse:
             return
         self._call_own(self._stop.set)
         await asyncio.to_thread(self._thread.join, STATEMENT_SECONDS + 2)
+        self._stall_watch.close()
         self._thread = None
 
     @property
@@ -180,6 +189,8 @@ class Pulse:
     async def _round(self, connection: asyncpg.Connection[Any]) -> None:
         if self._heart is not None and self._heart.worker_id is not None:
             await self._beat(connection, self._heart, self._heart.worker_id)
+        while self._stalls:
+            await self._record(connection, self._stalls.popleft())
         if self._channels:
             silent = clock.seconds() - self._pinged_at
             if self.listening and silent > 3 * self._settings.heartbeat_seconds:
@@ -187,10 +198,29 @@ class Pulse:
                 self._to_main(self._on_resync)
             await connection.execute("select pg_notify($1, $2)", PING_CHANNEL, self._ping, timeout=STATEMENT_SECONDS)
 
+    async def _record(self, connection: asyncpg.Connection[Any], stall: Stall) -> None:
+        """A row that people see with psql, for workers that nobody can scrape."""
+        if self._heart is None or self._heart.worker_id is None:
+            return
+        await connection.execute(
+            "select corevo.record_stall($1, $2, $3, $4, $5, $6, $7)",
+            self._heart.worker_id,
+            self._settings.process_name,
+            stall.seconds,
+            stall.place,
+            stall.task,
+            stall.cpu_seconds,
+            stall.gc_seconds,
+            timeout=STATEMENT_SECONDS,
+        )
+
     async def _beat(self, connection: asyncpg.Connection[Any], heart: Heart, worker_id: WorkerId) -> None:
         reason = self._stall() or heart.may_beat()
         if reason is not None:
             log.error("no heartbeat: this process cannot make progress", reason=reason)
+            await connection.execute(
+                "select corevo.report_trouble($1, $2)", worker_id, reason, timeout=STATEMENT_SECONDS
+            )
             return
         began = clock.seconds()
         lag, self.lag_ms = self.lag_ms, 0.0
@@ -211,28 +241,52 @@ class Pulse:
         self._to_main(heart.on_beat, [OwnedJob(**row) for row in rows], began)
 
     def _stall(self) -> str | None:
+        """None, or the trouble in a word."""
         if not self._main_thread.is_alive() or self._main.is_closed():
-            return "the main thread ended"
+            return "main_thread_ended"
         if self.stalled_seconds > self._settings.loop_stall_limit_seconds:
-            return f"the event loop has been blocked for {self.stalled_seconds:.0f} s"
+            return "loop_blocked"
         return None
 
     async def _watch_main(self) -> None:
-        """Sends the main loop a tick and measures how long it takes to run: the loop's lag."""
+        """Sends the main loop a tick and measures how long it takes to run: the loop's lag. Names what holds it."""
+        stall, told = self._stall_watch, 0.0
         while True:
             back = asyncio.Event()
             sent = clock.seconds()
             if not self._to_main(lambda back=back: self._call_own(back.set)):
                 return
+            stall.mark()
             while not back.is_set():
                 try:
-                    async with asyncio.timeout(LAG_SAMPLE_SECONDS):
+                    async with asyncio.timeout(STALL_SECONDS):
                         await back.wait()
                 except TimeoutError:
                     self.stalled_seconds = clock.seconds() - sent
-            self.lag_ms = max(self.lag_ms, (clock.seconds() - sent) * 1000)
+                    self.lag_ms = max(self.lag_ms, self.stalled_seconds * 1000)
+                    seen = stall.look(self.stalled_seconds)
+                    if self.stalled_seconds >= told:  # while it lasts too: it may never end
+                        self._tell_stall(seen)
+                        told = self.stalled_seconds * STALL_TOLD_AGAIN
+            took = clock.seconds() - sent
+            self.lag_ms = max(self.lag_ms, took * 1000)
             self.stalled_seconds = 0.0
+            ended = stall.done(took)
+            if ended is not None:
+                self._stalls.append(ended)
+                metrics.STALLS.inc({})
+            told = 0.0
             await asyncio.sleep(LAG_SAMPLE_SECONDS)
+
+    def _tell_stall(self, stall: Stall) -> None:
+        log.warning(
+            "the event loop is blocked",
+            place=stall.place,
+            task=stall.task,
+            seconds=round(stall.seconds, 3),
+            cpu_seconds=round(stall.cpu_seconds, 3),
+            gc_seconds=round(stall.gc_seconds, 3),
+        )
 
     def _heard(self, _connection: Any, _pid: int, channel: str, payload: object) -> None:
         with self._line_lock:

@@ -60,6 +60,7 @@ class Settings(BaseSettings):
     # limits
     queue_start_seconds: float = Field(60.0, gt=0)
     next_limit: int = Field(5, ge=0, le=1000)
+    event_retention_days: int = Field(30, ge=1, le=3650)
 
     # embedded Postgres
     data_dir: Path = Path(".corevo")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from uuid import UUID, uuid4
@@ -12,24 +11,22 @@ import structlog
 from starlette.applications import Starlette
 
 from corevo import __version__, clock, metrics
-from corevo.contracts import JOB_CHANNEL, LANES, WORK_CHANNEL, Claim, JobId, Lane, OwnedJob, WorkerId
+from corevo.contracts import JOB_CHANNEL, LANES, WORK_CHANNEL, Claim, JobId, OwnedJob, WorkerId
 from corevo.errors import CorevoError, UsageError, WorkerFenced
 from corevo.janitor import Janitor
 from corevo.process import Process
 from corevo.pulse import Heart
+from corevo.runtime.claiming import Claimer
 from corevo.runtime.executor import Executor
 from corevo.runtime.registry import Agent, load
 from corevo.runtime.writer import EventWriter
 from corevo.settings import Settings, load_settings
-from corevo.store import jobs, workers
+from corevo.store import workers
 from corevo.tasks import Background
 
 log = structlog.get_logger()
 
 CHANNELS = (WORK_CHANNEL, JOB_CHANNEL)
-#: Between looks at the queue while the channel is not proved; slow looks are COREVO_POLL_SECONDS apart.
-UNHEARD_POLL_SECONDS = 0.5
-DUE_MARGIN_SECONDS = 0.01
 #: Kept of the grace for ending what was interrupted.
 ENDING_SECONDS = 5.0
 REGISTER_RETRY_SECONDS = 2.0
@@ -45,8 +42,8 @@ class Worker:
         self._settings = settings
         self._db = db
         self._listening = process.listening
+        self._database_silent = db.silent_seconds
         self._agents = agents
-        self._lanes = [lane for lane in LANES if any(agent.lane == lane for agent in agents.values())]
         self._retired = False
         self._wake = asyncio.Event()
         self._good_beat = clock.seconds()
@@ -62,6 +59,7 @@ class Worker:
             on_free=self._wake.set,
             may_start=self.may_start,
         )
+        self._claimer = Claimer(db, self.executor, agents.values(), poll_seconds=settings.poll_seconds)
         self.heart = Heart(self.worker_id, self._on_beat, self._on_refused, self._may_beat)
         process.checks.append(self._why_not)
         process.samplers.append(self._sample)
@@ -96,10 +94,20 @@ class Worker:
                 await self._begin_again()
             again = False
             if self.may_start():
-                for lane in self._lanes:
-                    again = await self._claim(lane) or again
+                try:
+                    again = await self._claimer.claim(self.worker_id)
+                except WorkerFenced:
+                    self.heart.worker_id = None
+                    self._on_refused(self.worker_id)
             if not again:
                 await self._rest()
+
+    async def _rest(self) -> None:
+        seconds = await self._claimer.rest_seconds(listening=self._listening())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        self._wake.clear()
 
     def stop_claiming(self) -> None:
         """In the tick of the signal; may be called again."""
@@ -179,61 +187,12 @@ class Worker:
     def _may_beat(self) -> str | None:
         silent = clock.seconds() - self._claimed_at
         if not self.draining and silent > self._settings.poll_seconds * 2 + self._settings.loop_stall_limit_seconds:
-            return f"the claim loop has not turned for {silent:.0f} s"
+            return "claim_loop_dead"
+        if self._database_silent() > self._settings.loop_stall_limit_seconds:
+            return "connections_dead"
         return None
 
-    # ── the claim loop ────────────────────────────────────────────────────────────────────────────────
-
-    async def _claim(self, lane: Lane) -> bool:
-        """Claims for the free places of a lane. True when more may be waiting there."""
-        free = self.executor.free(lane)
-        if free <= 0:
-            return False
-        request = uuid4()
-        self.executor.claiming.add(request)
-        try:
-            claims = await self._claim_surely(request, lane, free)
-            for claim in claims:
-                self.executor.take(claim, lane)
-        except WorkerFenced:
-            self.heart.worker_id = None
-            self._on_refused(self.worker_id)
-            return False
-        except CorevoError as error:
-            log.warning("claiming failed", lane=lane, error=str(error))
-            return False
-        finally:
-            self.executor.claiming.discard(request)
-        return len(claims) == free and self.executor.free(lane) > 0
-
-    async def _claim_surely(self, request: UUID, lane: Lane, limit: int) -> list[Claim]:
-        """A claim whose answer was lost is asked for once more with the same request: it returns the same jobs."""
-        for last in (False, True):
-            try:
-                return await jobs.claim(self._db, self.worker_id, request, sorted(self._agents), lane, limit)
-            except WorkerFenced:
-                raise
-            except CorevoError:
-                if last:
-                    raise
-                await asyncio.sleep(random.uniform(0.1, 0.3))
-        raise AssertionError("unreachable")
-
-    async def _rest(self) -> None:
-        """Until a message, the next look, or the moment when a job that waits for its time becomes due."""
-        seconds = self._settings.poll_seconds
-        if not self._listening():
-            seconds = min(seconds, UNHEARD_POLL_SECONDS)
-        elif self.may_start() and any(self.executor.free(lane) > 0 for lane in self._lanes):
-            with suppress(CorevoError):
-                due = await jobs.next_due(self._db, sorted(self._agents), self._lanes)
-                if due is not None:
-                    # one that is due already and was not claimed is held by somebody: look again soon, not at once
-                    seconds = min(seconds, due + DUE_MARGIN_SECONDS if due > 0 else UNHEARD_POLL_SECONDS)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds * random.uniform(0.8, 1.2)):
-                await self._wake.wait()
-        self._wake.clear()
+    # ── inside ────────────────────────────────────────────────────────────────────────────────────────
 
     async def _begin_again(self) -> None:
         """A refused worker comes back as a new incarnation, once its old runs have ended."""

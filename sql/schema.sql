@@ -174,6 +174,27 @@ CREATE TABLE corevo.settings (
     updated_by text NOT NULL
 );
 
+CREATE TABLE corevo.stalls (
+    id bigint NOT NULL,
+    worker_id uuid NOT NULL,
+    worker_name text NOT NULL,
+    at timestamp with time zone NOT NULL,
+    seconds double precision NOT NULL,
+    place text NOT NULL,
+    task text NOT NULL,
+    cpu_seconds double precision NOT NULL,
+    gc_seconds double precision NOT NULL
+);
+
+ALTER TABLE corevo.stalls ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME corevo.stalls_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE TABLE corevo.threads (
     id uuid NOT NULL,
     account_id uuid NOT NULL,
@@ -197,7 +218,8 @@ CREATE TABLE corevo.workers (
     lag_ms double precision DEFAULT 0 NOT NULL,
     draining_at timestamp with time zone,
     stopped_at timestamp with time zone,
-    fenced_at timestamp with time zone
+    fenced_at timestamp with time zone,
+    trouble text
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.0', autovacuum_vacuum_threshold='100');
 
@@ -240,6 +262,9 @@ ALTER TABLE ONLY corevo.schema_version
 ALTER TABLE ONLY corevo.settings
     ADD CONSTRAINT settings_pkey PRIMARY KEY (name);
 
+ALTER TABLE ONLY corevo.stalls
+    ADD CONSTRAINT stalls_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY corevo.threads
     ADD CONSTRAINT threads_pkey PRIMARY KEY (id);
 
@@ -273,6 +298,8 @@ CREATE INDEX jobs_unended_of_account ON corevo.jobs USING btree (account_id) WHE
 CREATE INDEX jobs_unended_of_thread ON corevo.jobs USING btree (thread_id, id) WHERE (state = ANY (ARRAY['queued'::text, 'running'::text]));
 
 CREATE UNIQUE INDEX messages_in_order ON corevo.messages USING btree (thread_id, turn, part);
+
+CREATE INDEX stalls_by_time ON corevo.stalls USING btree (at);
 
 CREATE INDEX threads_by_account ON corevo.threads USING btree (account_id, updated_at DESC, id DESC);
 

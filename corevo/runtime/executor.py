@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 from uuid import UUID
 
 import structlog
@@ -28,18 +26,18 @@ from corevo.contracts import (
     Finished,
     JobId,
     Lane,
-    Outcome,
     OwnedJob,
     Started,
     WorkerId,
 )
-from corevo.errors import AgentFailed, CorevoError, ProtocolError, Stale, Unavailable
+from corevo.errors import CorevoError, ProtocolError, Stale, Unavailable
 from corevo.notifier import Notifier
 from corevo.runtime.batching import Batcher
-from corevo.runtime.call import BadAgent, call_agent
+from corevo.runtime.call import call_agent
+from corevo.runtime.place import BROKEN, Place, StopReason, judge
 from corevo.runtime.registry import Agent
 from corevo.runtime.run import Run
-from corevo.runtime.sanitize import clean_text, describe_error, describe_failure, encode_answer
+from corevo.runtime.sanitize import encode_answer
 from corevo.runtime.writer import EventWriter, RunOutput
 from corevo.store import commands, jobs
 from corevo.store.connections import Connections
@@ -52,37 +50,6 @@ CONTEXT_LIMIT_CHARACTERS = 1_000_000
 #: An agent that was told to stop and does not: its job ends all the same, its place stays taken.
 STOP_SECONDS = 10.0
 RETRY_SECONDS = (0.2, 3.0)
-
-#: `fenced`: others own the job, nothing more may be written. `broken`: ours, but its events cannot be stored.
-StopReason = Literal["cancelled", "timed_out", "interrupted", "broken", "fenced"]
-BROKEN = ("event_refused", "history_lost")
-
-
-@dataclass(slots=True)
-class Place:
-    """One job on its way through this worker."""
-
-    claim: Claim
-    lane: Lane
-    taken_at: float
-    worker_id: WorkerId
-    execution_id: ExecutionId | None = None
-    run: Run | None = None
-    task: asyncio.Task[None] | None = None  # the agent's
-    stop_reason: StopReason | None = None
-    refused: str | None = None  # what the database said it lost to
-    finishing: bool = False
-    missed_beats: int = 0
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def stop(self, reason: StopReason) -> None:
-        """Cancels the agent, once; the first reason stays, but for a fence, which forbids every further write."""
-        if self.stop_reason is None or reason == "fenced":
-            self.stop_reason = reason
-        self.stopping.set()
-        if self.task is not None and not self.task.done() and self.run is not None and not self.run.cancelled:
-            self.run._cancel()
-            self.task.cancel()
 
 
 class Executor:
@@ -265,7 +232,9 @@ class Executor:
         assert isinstance(output, RunOutput)
         self._writer.publish(output, (Event(1, "run.started", "{}"),))
         self._notifier.post(JOB_CHANNEL, str(job.job_id))
-        place.task = asyncio.create_task(call_agent(self._agents[job.agent].function, run), name=f"agent {job.agent}")
+        place.task = asyncio.create_task(
+            call_agent(self._agents[job.agent].function, run), name=f"agent {job.agent} job {job.job_id}"
+        )
         if place.stop_reason is not None:
             place.stop(place.stop_reason)
         deadline = asyncio.get_running_loop().call_later(run.deadline, place.stop, "timed_out")
@@ -277,7 +246,7 @@ class Executor:
         if place.stop_reason == "fenced":
             log.warning("a run was ended by others", job_id=str(job.job_id), ended_by=place.refused or "fenced")
             return
-        outcome, reason, message = self._judge(place)
+        outcome, reason, message = judge(place)
         if outcome == "completed" and output.said:
             output.freeze("text.done", encode_answer(output.said))
         tail = () if place.stop_reason == "broken" else output.from_seq(output.stored_seq + 1)
@@ -298,32 +267,6 @@ class Executor:
                     )
         finally:
             stopping.cancel()
-
-    def _judge(self, place: Place) -> tuple[Outcome, str, str | None]:
-        """The outcome, its reason (a stable code) and words for people."""
-        task = place.task
-        assert task is not None
-        if place.stop_reason == "broken":
-            return "failed", place.refused or "event_refused", "the run's events could not be stored"
-        if place.stop_reason == "cancelled":
-            return "cancelled", "cancelled", None
-        if place.stop_reason == "timed_out":
-            return "timed_out", "deadline", "the run took longer than it may"
-        if place.stop_reason == "interrupted":
-            return "interrupted", "worker_stopping", "the worker was stopped, by a deploy for instance"
-        if task.cancelled():
-            return "failed", "agent_error", "the agent cancelled itself"
-        error = task.exception()
-        if error is None:
-            return "completed", "completed", None
-        if isinstance(error, AgentFailed):
-            reason, message = describe_failure(error)
-            log.warning("agent failed", job_id=str(place.claim.job_id), agent=task.get_name(), code=reason, why=message)
-            return "failed", reason, message
-        log.warning("agent failed", job_id=str(place.claim.job_id), agent=task.get_name(), exc_info=error)
-        if isinstance(error, BadAgent):
-            return "failed", "bad_agent", clean_text(str(error))
-        return "failed", "agent_error", describe_error(error)
 
     async def _finish(self, place: Place, output: RunOutput, ending: Finish) -> None:
         """Ends the execution. Repeats until the database has answered: what happened is asked, never guessed."""

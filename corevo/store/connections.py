@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
+from corevo import clock
 from corevo.contracts import Row
-from corevo.errors import TRANSIENT_SQLSTATES, CorevoError, Unavailable, from_sqlstate
+from corevo.errors import MOVED_SQLSTATES, TRANSIENT_SQLSTATES, CorevoError, Unavailable, from_sqlstate
 
 #: A call that has no answer by then is given up; statement_timeout below it ends it on the server.
 CALL_SECONDS = 8.0
@@ -72,6 +73,7 @@ class Connections:
         self._idle: list[asyncpg.Connection[Any]] = []
         self._places = asyncio.Semaphore(limit)
         self._calls: set[asyncio.Task[list[Row]]] = set()
+        self._silent_since: float | None = None
         self._closed = False
 
     async def fetch(self, sql: str, *args: object) -> list[Row]:
@@ -95,13 +97,16 @@ class Connections:
         rows = await self.fetch(sql, *args)
         return next(iter(rows[0].values())) if rows else None
 
+    def silent_seconds(self) -> float:
+        """For how long every call has failed to reach the database; 0 while the last one did reach it."""
+        return 0.0 if self._silent_since is None else clock.seconds() - self._silent_since
+
     async def close(self) -> None:
         """Waits a moment for statements under way, then closes every connection."""
         self._closed = True
         if self._calls:
             await asyncio.wait(self._calls, timeout=CALL_SECONDS)
-        while self._idle:
-            await _close(self._idle.pop())
+        await self._discard_idle()
 
     async def _call(self, sql: str, args: tuple[object, ...]) -> list[Row]:
         if self._closed:
@@ -135,11 +140,15 @@ class Connections:
             self.statements += 1
             rows: list[Row] = await connection.fetch(sql, *args)
         except asyncpg.PostgresError as error:
+            self._silent_since = None
             refused = (error.sqlstate or "").startswith("RV") or error.sqlstate in TRANSIENT_SQLSTATES
             await self._give_back(connection, keep=refused)
+            if (error.sqlstate or "").startswith(MOVED_SQLSTATES):
+                await self._discard_idle()
             raise
         except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
             await self._give_back(connection, keep=False)
+            self._silent_since = self._silent_since or clock.seconds()
             if isinstance(error, asyncpg.DataError):
                 raise CorevoError(f"bad argument for the database: {error}") from error
             raise Unavailable(
@@ -148,8 +157,14 @@ class Connections:
         except BaseException:
             await self._give_back(connection, keep=False)
             raise
+        self._silent_since = None
         await self._give_back(connection, keep=True)
         return rows
+
+    async def _discard_idle(self) -> None:
+        """After a failover the others are on the wrong node too."""
+        while self._idle:
+            await _close(self._idle.pop())
 
     async def _give_back(self, connection: asyncpg.Connection[Any] | None, *, keep: bool) -> None:
         try:

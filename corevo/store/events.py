@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from corevo.contracts import Append, Appended, ExecutionId, JobId, StoredEvent, StreamHead
+from corevo.errors import ProtocolError
 from corevo.store.connections import Connections
+
+PARTITION_NAME = re.compile(r"events_\d{8}")
 
 
 async def append(db: Connections, runs: Sequence[Append]) -> list[Appended]:
@@ -63,6 +67,32 @@ async def ensure_partitions(db: Connections, days_ahead: int) -> int:
 
 async def partitions_ahead(db: Connections) -> int:
     value: int = await db.value("select corevo.partitions_ahead()")
+    return value
+
+
+async def old_partitions(db: Connections, days: int) -> list[tuple[str, str]]:
+    """(name, state) of day partitions that retention may remove; state: attached, pending or detached."""
+    rows = await db.fetch("select name, state from corevo.old_partitions($1)", days)
+    return [(row["name"], row["state"]) for row in rows]
+
+
+async def remove_partition(db: Connections, name: str, state: str) -> None:
+    """Removes one day in steps that lock out nobody; what is interrupted goes on from its state at the next try.
+
+    The one transition that is no function: DETACH … CONCURRENTLY cannot run inside one.
+    """
+    if not PARTITION_NAME.fullmatch(name):
+        raise ProtocolError(f"{name!r} is no day partition")
+    if state == "attached":
+        await db.fetch(f"alter table corevo.events detach partition corevo.{name} concurrently")
+    elif state == "pending":
+        await db.fetch(f"alter table corevo.events detach partition corevo.{name} finalize")
+    await db.fetch(f"drop table corevo.{name}")
+
+
+async def prune_events(db: Connections, days: int, limit: int) -> int:
+    """Deletes old events row by row, where this role may not change tables; how many."""
+    value: int = await db.value("select corevo.prune_events($1, $2)", days, limit)
     return value
 
 

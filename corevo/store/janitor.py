@@ -32,6 +32,18 @@ async def fence_workers(db: Connections, ttl_seconds: float) -> list[tuple[Worke
     return [(row["worker_id"], row["name"]) for row in rows]
 
 
+async def end_stuck_backends(db: Connections, seconds: float) -> int:
+    """Ends sessions whose client is frozen inside a reply, with a transaction older than `seconds`; how many."""
+    value: int = await db.value("select corevo.end_stuck_backends($1)", seconds)
+    return value
+
+
+async def prune_rows(db: Connections, limit: int) -> int:
+    """Deletes small rows that nobody asks for any more; how many."""
+    value: int = await db.value("select corevo.prune_rows($1)", limit)
+    return value
+
+
 async def jobs_to_sweep(db: Connections, *, late_seconds: float, limit: int) -> list[JobId]:
     rows = await db.fetch("select job_id from corevo.jobs_to_sweep($1, $2)", late_seconds, limit)
     return [row["job_id"] for row in rows]

@@ -50,7 +50,8 @@ create or replace function corevo.beat(
 #variable_conflict use_column
 begin
   perform set_config('synchronous_commit', 'off', true);
-  update corevo.workers w set beat_at = corevo.now(), lag_ms = p_lag_ms where w.id = p_worker and w.fenced_at is null;
+  update corevo.workers w set beat_at = corevo.now(), lag_ms = p_lag_ms, trouble = null
+    where w.id = p_worker and w.fenced_at is null;
   if not found then
     perform corevo.refuse('RV004', 'worker_fenced', 'this worker was declared dead');
   end if;

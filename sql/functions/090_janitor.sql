@@ -141,7 +141,7 @@ begin
   select x.* into v_execution from corevo.executions x where x.id = v_job.execution_id;
   if v_gone then
     result := 'lost';
-    v_reason := 'worker_lost';
+    v_reason := coalesce((select w.trouble from corevo.workers w where w.id = v_job.worker_id), 'worker_lost');
     v_message := 'the worker was lost; things it began outside may have happened';
     v_retry := v_job.attempts < v_job.max_attempts and v_job.cancel_requested_at is null;
   elsif v_job.cancel_requested_at < v_now - p_late_seconds * interval '1 second' then
