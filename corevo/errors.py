@@ -5,7 +5,7 @@ CorevoError                  code, detail; HTTP status where a client may see it
 │   ├── NotFound · AgentUnknown                       404
 │   ├── AgentRequired · Invalid · BadCursor           422, 400
 │   ├── IdempotencyMismatch · ThreadBusy              409
-│   └── ThreadLineFull                                429
+│   └── ThreadLineFull · TooManyCommands              429
 ├── Unavailable              not now; the same request may work later (503)
 │   └── AgentUnavailable
 ├── Stale                    an owner's write came too late; `ended_by` says what it lost to
@@ -90,6 +90,11 @@ class Unavailable(CorevoError):
     status = 503
 
 
+class TooManyCommands(Refused):
+    code = "too_many_commands"
+    status = 429
+
+
 class AgentUnavailable(Unavailable):
     code = "agent_unavailable"
 
@@ -158,6 +163,7 @@ BY_SQLSTATE: dict[str, type[CorevoError]] = {
     "RV105": ThreadBusy,
     "RV106": ThreadLineFull,
     "RV107": AgentRequired,
+    "RV108": TooManyCommands,
 }
 
 #: Postgres refused for a reason that passes: sent again with jitter, a few times.

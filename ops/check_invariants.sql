@@ -154,8 +154,8 @@ select 'S3' as invariant, j.id::text as id,
   from corevo.jobs j
   left join (
     select m.job_id, count(*) filter (where m.part = 1 and m.role = 'user') as asked,
-           count(*) filter (where m.part = 2 and m.role = 'assistant') as answered,
-           max(m.status) filter (where m.part = 2) as status
+           count(*) filter (where m.part = 1000 and m.role = 'assistant') as answered,
+           max(m.status) filter (where m.part = 1000) as status
       from corevo.messages m group by m.job_id
   ) m on m.job_id = j.id
   where m.asked is distinct from 1

@@ -157,6 +157,7 @@ CREATE TABLE corevo.messages (
     text text NOT NULL,
     status text,
     created_at timestamp with time zone NOT NULL,
+    command_id uuid,
     CONSTRAINT messages_role_check CHECK ((role = ANY (ARRAY['user'::text, 'assistant'::text, 'tool'::text])))
 );
 
@@ -298,6 +299,8 @@ CREATE INDEX jobs_unended_of_account ON corevo.jobs USING btree (account_id) WHE
 CREATE INDEX jobs_unended_of_thread ON corevo.jobs USING btree (thread_id, id) WHERE (state = ANY (ARRAY['queued'::text, 'running'::text]));
 
 CREATE UNIQUE INDEX messages_in_order ON corevo.messages USING btree (thread_id, turn, part);
+
+CREATE UNIQUE INDEX messages_of_command ON corevo.messages USING btree (command_id) WHERE (command_id IS NOT NULL);
 
 CREATE INDEX stalls_by_time ON corevo.stalls USING btree (at);
 

@@ -34,7 +34,7 @@ TABLES = [
 
 STALE, BAD_CALL, WORKER_FENCED, INCARNATION_USED = "RV001", "RV003", "RV004", "RV005"
 NOT_FOUND, AGENT_UNKNOWN, AGENT_UNAVAILABLE, MISMATCH = "RV101", "RV102", "RV103", "RV104"
-THREAD_BUSY, LINE_FULL, AGENT_REQUIRED = "RV105", "RV106", "RV107"
+THREAD_BUSY, LINE_FULL, AGENT_REQUIRED, TOO_MANY_COMMANDS = "RV105", "RV106", "RV107", "RV108"
 
 
 def refused(sqlstate: str) -> pytest.RaisesExc[asyncpg.PostgresError]:
@@ -279,7 +279,7 @@ class Protocol:
         return await self.row("select * from corevo.executions where id = $1", execution)
 
     async def answer(self, job: UUID) -> Row:
-        return await self.row("select text, status from corevo.messages where job_id = $1 and part = 2", job)
+        return await self.row("select text, status from corevo.messages where job_id = $1 and part = 1000", job)
 
     async def types(self, execution: UUID) -> list[str]:
         rows = await self.all("select type from corevo.events where execution_id = $1 order by seq", execution)

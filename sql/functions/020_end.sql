@@ -137,7 +137,7 @@ begin
   -- (leases: released here, but for those under a call that still runs)
 
   insert into corevo.messages (id, thread_id, job_id, turn, part, role, text, status, created_at)
-    values (corevo.uuid7(p_now), p_job.thread_id, p_job.id, p_job.turn, 2, 'assistant', p_text, p_state, p_now);
+    values (corevo.uuid7(p_now), p_job.thread_id, p_job.id, p_job.turn, 1000, 'assistant', p_text, p_state, p_now);
 
   if p_job.blocked_by is not null then   -- a next job: the thread stays with its current one
     return null;

@@ -3,8 +3,10 @@
 -- Locks:   account → [days] → thread → unended jobs of the thread (by id) → [hold] → commands.
 -- Raises:  RV101 not_found (account, thread) · RV102 agent_unknown · RV103 agent_unavailable · RV107 agent_required ·
 --          RV104 idempotency_mismatch · RV105 thread_busy · RV106 thread_line_full · RV003 bad_call (p_on_busy).
--- Returns: outcome   queued | already_running | replaced | enqueued; with a key the stored one, whatever the limits say now
---          job_id    the new job; with already_running the current one
+-- Returns: outcome   queued | already_running | replaced | enqueued | steered; with a key the stored one, whatever the
+--                    limits say now
+--          job_id    the new job; with already_running and steered the current one
+--          command_id  with steered: the input that the current run was given
 --          epoch, token   set when p_worker took the job at once (local direct), else null
 --          touched   other jobs whose state changed in this call
 -- p_on_busy null: join for the same agent and input as the current job's, else replace.
@@ -45,7 +47,7 @@ declare
   v_on_busy text := p_on_busy;
   v_blocked_by uuid;
 begin
-  if p_on_busy not in ('join', 'replace', 'enqueue', 'reject') then   -- or it would mean replace, which ends a run
+  if p_on_busy not in ('join', 'replace', 'enqueue', 'reject', 'steer') then   -- or it would mean replace, which ends a run
     perform corevo.refuse('RV003', 'bad_call', format('on_busy %L is not known', p_on_busy));
   end if;
   -- identity
@@ -99,7 +101,7 @@ begin
   lane := v_agent.lane;
   v_fingerprint := encode(sha256(convert_to(v_agent.name || chr(10) || p_input::text, 'UTF8')), 'hex');
 
-  -- busy thread: join and reject answer here, replace and enqueue go on
+  -- busy thread: join, steer and reject answer here, replace and enqueue go on
   if v_thread.current_job_id is not null then
     perform 1 from corevo.jobs j
       where j.thread_id = v_thread.id and j.state in ('queued', 'running')
@@ -111,6 +113,15 @@ begin
       if p_key is not null then
         insert into corevo.idempotency (account_id, key, body_hash, outcome, job_id, created_at)
           values (p_account, p_key, p_body_hash, outcome, job_id, v_now);
+      end if;
+      return next;
+      return;
+    elsif v_on_busy = 'steer' then
+      command_id := corevo.insert_command(v_current, 'input', json_build_object('text', p_text), v_now);
+      outcome := 'steered'; job_id := v_current.id; thread_id := v_thread.id;
+      if p_key is not null then
+        insert into corevo.idempotency (account_id, key, body_hash, outcome, job_id, command_id, created_at)
+          values (p_account, p_key, p_body_hash, outcome, job_id, command_id, v_now);
       end if;
       return next;
       return;

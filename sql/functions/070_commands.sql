@@ -54,6 +54,55 @@ begin
   return next;
 end $$;
 
+-- Writes a command of a job that is not ended.
+-- Needs:  the job locked, so that no ended job can gain one.
+-- Raises: RV108 too_many_commands: a run that takes none must not gather them without bound.
+create or replace function corevo.insert_command(
+  p_job corevo.jobs,
+  p_kind text,
+  p_payload json,
+  p_now timestamptz
+) returns uuid language plpgsql as $$
+declare
+  v_id uuid := corevo.uuid7(p_now);
+begin
+  if (select count(*) from corevo.commands c where c.job_id = p_job.id and c.state in ('requested', 'accepted')) >= 100 then
+    perform corevo.refuse('RV108', 'too_many_commands', 'the run has not taken 100 earlier ones');
+  end if;
+  insert into corevo.commands (id, job_id, kind, payload, requested_at) values (v_id, p_job.id, p_kind, p_payload, p_now);
+  return v_id;
+end $$;
+
+-- Gives a job that is not ended an input (a sentence) or an answer (to a question it asked).
+-- Locks:   the job, before it looks.
+-- Raises:  RV101 not_found (also for somebody else's job) · RV108 too_many_commands.
+-- Returns: the command; already_finished when the job had ended.
+create or replace function corevo.request_command(
+  p_account uuid,
+  p_job uuid,
+  p_kind text,
+  p_payload json
+) returns uuid language plpgsql as $$
+declare
+  v_job corevo.jobs;
+  v_now timestamptz;
+  v_id uuid;
+begin
+  perform 1 from corevo.jobs j where j.id = p_job for no key update;
+  v_now := corevo.now();
+  select j.* into v_job from corevo.jobs j where j.id = p_job;
+  if v_job.id is null or v_job.account_id <> p_account then
+    perform corevo.refuse('RV101', 'not_found', 'no such job');
+  end if;
+  if v_job.state in ('queued', 'running') then
+    return corevo.insert_command(v_job, p_kind, p_payload, v_now);
+  end if;
+  v_id := corevo.uuid7(v_now);
+  insert into corevo.commands (id, job_id, kind, state, payload, requested_at, done_at)
+    values (v_id, p_job, p_kind, 'already_finished', p_payload, v_now, v_now);
+  return v_id;
+end $$;
+
 -- Hands the open commands of running executions to their owner: requested becomes accepted before the run sees it.
 -- Locks:   the jobs (by id), never the executions (an append would find them busy) → commands.
 -- Returns: the commands this call accepted and those accepted before and still open. A stale identity gets none.
@@ -85,6 +134,55 @@ begin
       from mine
       where c.job_id = mine.job_id and c.state in ('requested', 'accepted')
       returning c.id, mine.id, c.kind, c.payload::text;
+end $$;
+
+-- Settles accepted commands of a running execution: done, the run has taken it; returned, it cannot.
+-- A taken input becomes a message of the thread, between the job's message and its answer.
+-- Locks:   the job, never the execution (an append would find it busy) → commands.
+-- Raises:  RV001 stale, with what it lost to.
+-- Returns: the state each command has now; asked again it answers the same.
+create or replace function corevo.settle_commands(
+  p_execution uuid,
+  p_token uuid,
+  p_commands uuid[],
+  p_state text
+) returns table (
+  command_id uuid,
+  state text
+) language plpgsql as $$
+#variable_conflict use_column
+declare
+  v_execution corevo.executions;
+  v_job corevo.jobs;
+  v_now timestamptz;
+  v_command corevo.commands;
+begin
+  select x.* into v_execution from corevo.executions x where x.id = p_execution;
+  perform 1 from corevo.jobs j where j.id = v_execution.job_id for no key update;
+  v_now := corevo.now();
+  select x.* into v_execution from corevo.executions x where x.id = p_execution;
+  if v_execution.id is null or v_execution.token <> p_token or v_execution.ended_at is not null then
+    perform corevo.refuse('RV001', 'stale', case
+      when v_execution.id is null then 'gone' when v_execution.token <> p_token then 'token' else v_execution.outcome end);
+  end if;
+  if p_state not in ('done', 'returned') then
+    perform corevo.refuse('RV003', 'bad_call', 'a command is settled as done or returned');
+  end if;
+  select j.* into v_job from corevo.jobs j where j.id = v_execution.job_id;
+  for v_command in
+    select c.* from corevo.commands c
+      where c.id = any (p_commands) and c.job_id = v_job.id and c.state = 'accepted' and c.kind in ('input', 'answer')
+      order by c.id for no key update
+  loop
+    update corevo.commands c set state = p_state, done_at = v_now where c.id = v_command.id;
+    if p_state = 'done' and v_command.kind = 'input' then
+      insert into corevo.messages (id, thread_id, job_id, turn, part, role, text, created_at, command_id)
+        select corevo.uuid7(v_now), v_job.thread_id, v_job.id, v_job.turn, coalesce(max(m.part), 1) + 1, 'user',
+               v_command.payload ->> 'text', v_now, v_command.id
+          from corevo.messages m where m.thread_id = v_job.thread_id and m.turn = v_job.turn and m.part < 1000;
+    end if;
+  end loop;
+  return query select c.id, c.state from corevo.commands c where c.id = any (p_commands) and c.job_id = v_job.id;
 end $$;
 
 -- One command of one job. The caller has checked that the job is the account's.

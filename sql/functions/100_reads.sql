@@ -218,7 +218,7 @@ create or replace function corevo.messages_after(
           and (m.turn, m.part) > (p_after_turn, p_after_part)
         order by m.turn, m.part limit p_limit
     ) m
-    left join corevo.jobs j on j.id = m.job_id and m.part = 2
+    left join corevo.jobs j on j.id = m.job_id and m.role = 'assistant'
     order by m.turn, m.part
 $$;
 
@@ -241,7 +241,7 @@ create or replace function corevo.messages_before(
           and (m.turn, m.part) < (p_before_turn, p_before_part)
         order by m.turn desc, m.part desc limit p_limit
     ) m
-    left join corevo.jobs j on j.id = m.job_id and m.part = 2
+    left join corevo.jobs j on j.id = m.job_id and m.role = 'assistant'
     order by m.turn desc, m.part desc
 $$;
 

@@ -125,17 +125,17 @@ PLANTS = [
     ("S1", "running.job", """
         update corevo.jobs set execution_id = '{ended.execution}' where id = '{running.job}'"""),
     ("S2", "next", "update corevo.jobs set blocked_by = '{ended.job}' where id = '{next}'"),
-    ("S3", "ended.job", "delete from corevo.messages where job_id = '{ended.job}' and part = 2"),
+    ("S3", "ended.job", "delete from corevo.messages where job_id = '{ended.job}' and part = 1000"),
     ("S3", "ended.job", "delete from corevo.messages where job_id = '{ended.job}' and part = 1"),
-    ("S3", "ended.job", "update corevo.messages set status = 'failed' where job_id = '{ended.job}' and part = 2"),
+    ("S3", "ended.job", "update corevo.messages set status = 'failed' where job_id = '{ended.job}' and part = 1000"),
     ("S3", "ended.job", """
         drop index corevo.messages_in_order;
         insert into corevo.messages
           select gen_random_uuid(), thread_id, job_id, turn, part, role, text, status, created_at
-            from corevo.messages where job_id = '{ended.job}' and part = 2"""),
+            from corevo.messages where job_id = '{ended.job}' and part = 1000"""),
     ("S3", "queued", """
         insert into corevo.messages
-          select gen_random_uuid(), thread_id, job_id, turn, 2, 'assistant', 'x', 'failed', created_at
+          select gen_random_uuid(), thread_id, job_id, turn, 1000, 'assistant', 'x', 'failed', created_at
             from corevo.messages where job_id = '{queued}'"""),
     ("S4", "ended.execution", "update corevo.executions set outcome = 'failed' where id = '{ended.execution}'"),
     ("S4", "ended.execution", "update corevo.executions set will_retry = true where id = '{ended.execution}'"),

@@ -418,7 +418,7 @@ class TestRetry:
         )
         assert job["waiting_since"] == job["ready_at"]
         assert (await protocol.thread(admitted["thread_id"]))["current_job_id"] == run.job
-        assert await protocol.value("select count(*) from corevo.messages where part = 2") == 0
+        assert await protocol.value("select count(*) from corevo.messages where part = 1000") == 0
 
         assert await protocol.claim(worker, agents=["again"]) == [], "it backs off"
         await protocol.move_clock("31 seconds")
