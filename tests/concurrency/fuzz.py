@@ -28,10 +28,10 @@ from tests.invariants import Violation, violations_seen_by
 from tests.protocol import Claim, Piece, Protocol
 
 ACTOR = "corevo-fuzz-actor"
-TTL_SECONDS, LATE_SECONDS, QUEUE_SECONDS, LEASE_SECONDS = 2.0, 1.5, 3.0, 1.0
+TTL_SECONDS, LATE_SECONDS, QUEUE_SECONDS, LEASE_SECONDS = 2.0, 0.8, 3.0, 1.0
 INVARIANT_TIMES = {"ttl_seconds": TTL_SECONDS, "stall_limit_seconds": 3.0, "period_seconds": 2.0}
 APPEND_LOCK_TIMEOUT = "100ms"  # append waits for no row; held transactions last longer than this
-HELD_SECONDS = (0.15, 0.3)
+HELD_SECONDS = (0.12, 0.25)
 KEPT = 80  # claims, runs and jobs that actors still remember: old ones are what ghosts act on
 AGENTS: dict[str, tuple[str, float, int]] = {  # lane, time-out, attempts
     "demo": ("normal", 300.0, 1),
@@ -76,6 +76,7 @@ EXPECTED: set[tuple[str, str]] = {
 
 @dataclass(slots=True, eq=False)
 class Run:
+    job: UUID
     execution: UUID
     token: UUID
     seq: int = 1  # acknowledged as stored
@@ -91,9 +92,9 @@ class Memory:
     silent: set[UUID] = field(default_factory=set)
     fenced: set[UUID] = field(default_factory=set)
     jobs: list[tuple[UUID, UUID]] = field(default_factory=list)
-    lined: list[tuple[UUID, UUID]] = field(default_factory=list)  # the newest that were put next
     claims: list[Claim] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
+    held: list[UUID] = field(default_factory=list)  # threads in which a commit is waited for: worth meeting there
     admitted: dict[UUID, UUID] = field(default_factory=dict)  # job → thread, for ever
     deleted: set[UUID] = field(default_factory=set)
     acknowledged: dict[UUID, int] = field(default_factory=dict)  # execution → seq, for ever
@@ -119,15 +120,20 @@ class Report:
 class Fuzz:
     """One run on a fresh database. It stops at the first fault."""
 
-    def __init__(self, dsn: str, *, actors: int = 14, seed: int = 1) -> None:
-        self.dsn, self.actors, self.seed = dsn, actors, seed
+    def __init__(self, dsn: str, *, actors: int = 14, seed: int = 1, accounts: int = 4) -> None:
+        self.dsn, self.actors, self.seed, self.accounts = dsn, actors, seed, accounts
         self.memory, self.report = Memory(), Report()
         self.settings = {"application_name": ACTOR, "statement_timeout": "20s"}
         self.days = 0
         self.stopped = asyncio.Event()
 
     async def run(
-        self, seconds: float, *, until_complete_seconds: float = 0.0, progress: Callable[[float], None] | None = None
+        self,
+        seconds: float,
+        *,
+        until_complete_seconds: float = 0.0,
+        day_seconds: float | None = None,
+        progress: Callable[[float], None] | None = None,
     ) -> Report:
         """Runs for `seconds`, and where something expected is missing then, on until it was reached or time is up."""
         await self.set_up()
@@ -140,7 +146,7 @@ class Fuzz:
                 group.create_task(Actor(self, kind, rng).run())
             group.create_task(self.kill(random.Random(f"{self.seed}/killer")))
             group.create_task(self.check())
-            group.create_task(self.pass_days(seconds / 6))
+            group.create_task(self.pass_days(day_seconds or seconds / 6))
             while not self.stopped.is_set():
                 spent = time.monotonic() - began
                 if spent >= seconds and (not self.report.missing or spent >= until_complete_seconds):
@@ -165,9 +171,9 @@ class Fuzz:
         # to find a deadlock soon is for superusers; without it the killer often ends one before it is found
         if await host.value("show is_superuser") == "on":
             self.settings["deadlock_timeout"] = "20ms"
-        for _ in range(4):
+        for _ in range(self.accounts):
             account = await host.account()
-            self.memory.threads += [(account, None)] * 2
+            self.memory.threads.append((account, None))
             for _ in range(2):
                 self.memory.threads.append((account, await host.value("select corevo.create_thread($1, '')", account)))
         for name, (lane, timeout, attempts) in AGENTS.items():
@@ -245,12 +251,12 @@ class Actor:
         self.fuzz, self.kind, self.rng = fuzz, kind, rng
         self.memory, self.seen = fuzz.memory, fuzz.report.seen
         self.sql: Protocol
-        self.operations: dict[str, tuple[int, Callable[[], Awaitable[None]]]] = {
+        self.operations: dict[str, tuple[int, Callable[[], Awaitable[object]]]] = {
             "writer": {"append": (5, self.append), "ghost": (3, self.ghost), "read": (1, self.read)},
             "janitor": {"janitor": (1, self.janitor)},
             "anybody": {
-                "admit": (16, self.admit), "cancel": (5, self.cancel), "claim": (12, self.claim),
-                "start": (14, self.start), "finish": (9, self.finish), "release": (2, self.release),
+                "admit": (20, self.admit), "cancel": (5, self.cancel), "claim": (12, self.claim),
+                "start": (14, self.start), "finish": (7, self.finish), "release": (2, self.release),
                 "beat": (6, self.beat), "accept": (3, self.accept), "fence": (1, self.fence), "doom": (1, self.doom),
                 "delete": (1, self.delete), "held": (4, self.held), "silence": (1, self.silence),
             },
@@ -303,6 +309,10 @@ class Actor:
         some = self.memory.runs[-20:] if self.rng.random() < 0.6 else self.memory.runs
         return self.rng.sample(some, min(len(some), self.rng.randint(1, runs)))
 
+    def meets(self) -> UUID | None:
+        """Often, a thread in which somebody holds a transaction open."""
+        return self.rng.choice(self.memory.held) if self.memory.held and self.rng.random() < 0.4 else None
+
     def worker(self) -> UUID | None:
         return self.rng.choice(self.memory.workers) if self.memory.workers else None
 
@@ -314,15 +324,23 @@ class Actor:
     async def ask_to_admit(self) -> Callable[[], None]:
         """Returns what a client does with the answer, once it has it for sure."""
         rng, memory = self.rng, self.memory
-        account, thread = rng.choice(memory.threads)
-        key = f"k{rng.randrange(100)}" if rng.random() < 0.3 else None
-        agent = rng.choices(list(AGENTS), (60, 15, 10, 5, 4))[0]
+        met = self.meets()
+        account, thread = rng.choice([t for t in memory.threads if met and t[1] == met] or memory.threads)
+        key = f"k{rng.randrange(40)}" if rng.random() < 0.2 else None
+        # rarely a job that nobody runs where others line up behind it: a jammed thread meets nobody
+        agent = rng.choices(list(AGENTS), (60, 30, 10, 0.3, 0.3) if thread else (30, 25, 10, 20, 10))[0]
         direct = self.worker() if rng.random() < 0.5 else None
         row = await self.sql.admit(
-            account, f"text {rng.randrange(3)}", agent=agent, thread=thread,
-            on_busy=rng.choice((None, "join", "replace", "enqueue", "enqueue", "reject")), key=key,
-            body_hash="other" if rng.random() < 0.1 else "h", next_limit=2, worker=direct,
-        )  # fmt: skip
+            account,
+            f"text {rng.randrange(3)}",
+            agent=agent,
+            thread=thread,
+            on_busy=rng.choice((None, "join", "replace", "enqueue", "enqueue", "enqueue", "enqueue", "reject")),
+            key=key,
+            body_hash="other" if rng.random() < 0.2 else "h",
+            next_limit=rng.randint(1, 2),
+            worker=direct,
+        )
 
         def tell() -> None:
             job, thread = row["job_id"], row["thread_id"]
@@ -334,23 +352,30 @@ class Actor:
                 memory.keys[account, key] = job
             memory.admitted[job] = thread
             memory.jobs = [*memory.jobs[-KEPT:], (account, job)]
-            if row["outcome"] in ("enqueued", "replaced"):
-                memory.lined = [*memory.lined[-8:], (account, job)]
             if direct and row["token"]:
                 self.seen["admit", "direct"] += 1
                 self.remember(Claim(direct, job, row["epoch"], row["token"]))
 
         return tell
 
-    async def cancel(self) -> None:
-        if not self.memory.jobs:
-            return
-        some = self.rng.choices((self.memory.jobs, self.memory.jobs[-15:], self.memory.lined), (3, 3, 4))[0]
-        account, job = self.rng.choice(some or self.memory.jobs)
+    async def cancel(self, of_next: float = 0.4) -> UUID | None:
+        memory = self.memory
+        if not memory.jobs:
+            return None
+        some = self.rng.choice((memory.jobs, memory.jobs[-15:]))
+        if self.rng.random() < of_next:
+            waiting = await self.sql.all(
+                "select account_id, id from corevo.jobs where state = 'queued' and blocked_by is not null limit 20"
+            )
+            some = [(row["account_id"], row["id"]) for row in waiting if row["id"] in memory.admitted]
+        elif met := self.meets():
+            some = [job for job in memory.jobs if memory.admitted[job[1]] == met]
+        account, job = self.rng.choice(some or memory.jobs)
         if self.rng.random() < 0.1:
-            account, _ = self.rng.choice(self.memory.threads)  # perhaps a stranger
+            account, _ = self.rng.choice(memory.threads)  # perhaps a stranger
         row = await self.sql.cancel(account, job)
         self.seen["cancel", "ended" if row["ended"] else "requested"] += 1
+        return memory.admitted[job]
 
     async def delete(self) -> None:
         ours = [thread for _, thread in self.memory.threads if thread]
@@ -415,7 +440,7 @@ class Actor:
         for row in await self.sql.start(*claims):
             self.seen["start", row["result"]] += 1
             if row["result"] == "started" and all(r.execution != row["execution_id"] for r in self.memory.runs):
-                run = Run(row["execution_id"], tokens[row["job_id"]])
+                run = Run(row["job_id"], row["execution_id"], tokens[row["job_id"]])
                 self.memory.runs = [*self.memory.runs[-KEPT:], run]
         if self.rng.random() < 0.7:
             self.memory.claims = [c for c in self.memory.claims if c not in claims]
@@ -450,17 +475,23 @@ class Actor:
             for row in await self.sql.append(Piece(run.execution, token, first, texts)):
                 self.seen["ghost", row["result"]] += 1
 
-    async def finish(self) -> None:
+    async def finish(self) -> UUID | None:
         runs = self.pick(5)
+        if met := self.meets():
+            there = [r for r in self.memory.runs if self.memory.admitted.get(r.job) == met][-2:]
+            runs = list({r.execution: r for r in runs + there}.values())
         pieces = [
             Piece(r.execution, r.token if self.rng.random() < 0.95 else uuid4(),
                   max(2, r.seq + self.rng.choice((0, 1, 1, 1, 20))), ("end",) * self.rng.randint(0, 3))
             for r in runs
         ]  # fmt: skip
+        gone = set()
         for row in await self.sql.finish(*pieces, outcomes=[self.rng.choice(OUTCOMES) for _ in runs], reason="fuzz"):
             self.seen["finish", row["result"]] += 1
-        if self.rng.random() < 0.5:
-            self.memory.runs = [r for r in self.memory.runs if r not in runs]
+            if row["result"] != "gap" and self.rng.random() < 0.6:
+                gone.add(row["execution_id"])
+        self.memory.runs = [r for r in self.memory.runs if r.execution not in gone]
+        return self.memory.admitted.get(runs[0].job) if runs else None
 
     async def release(self) -> None:
         if self.memory.claims:
@@ -501,15 +532,22 @@ class Actor:
         """One call whose commit comes late."""
         name = self.rng.choice(("finish", "cancel", "admit"))
         tell: Callable[[], None] | None = None
-        async with self.sql.connection.transaction():
-            match name:
-                case "finish":
-                    await self.finish()
-                case "cancel":
-                    await self.cancel()
-                case _:
-                    tell = await self.ask_to_admit()
-            await asyncio.sleep(self.rng.uniform(*HELD_SECONDS))
+        thread: UUID | None = None
+        try:
+            async with self.sql.connection.transaction():
+                match name:
+                    case "finish":
+                        thread = await self.finish()
+                    case "cancel":
+                        thread = await self.cancel(of_next=0.8)
+                    case _:
+                        tell = await self.ask_to_admit()
+                if thread:
+                    self.memory.held.append(thread)
+                await asyncio.sleep(self.rng.uniform(*HELD_SECONDS))
+        finally:
+            if thread:
+                self.memory.held.remove(thread)
         if tell:
             tell()
         self.seen["held", name] += 1

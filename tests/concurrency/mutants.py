@@ -65,7 +65,7 @@ MUTANTS = [
                 "      order by x.id);\n",
             ),
         ),
-        ("I2", "append waited", "ghost waited"),
+        ("I2", "append waited", "ghost waited", "DEADLOCK"),
     ),
     # An ending locks its own job and not the thread's others. While every ending of the thread also locks the thread,
     # that alone does no harm; so the ending of a next job, "which does not touch the thread", leaves that lock out too.
