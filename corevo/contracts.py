@@ -17,7 +17,7 @@ WorkerId = NewType("WorkerId", UUID)
 
 Lane = Literal["normal", "heavy"]
 LANES: tuple[Lane, ...] = ("normal", "heavy")
-OnBusy = Literal["join", "replace", "enqueue", "reject"]
+OnBusy = Literal["join", "replace", "enqueue", "reject", "steer"]
 Outcome = Literal["completed", "failed", "cancelled", "interrupted", "timed_out", "lost"]
 
 #: How a job's life can stand. The last seven are terminal.
@@ -82,6 +82,7 @@ class ClaimedJob:
     attempt: int
     max_attempts: int
     created_at: datetime
+    has_commands: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +239,7 @@ class Admission:
 class Admitted:
     """`claim` is set when this process's worker took the job at once; `touched` are other jobs that changed."""
 
-    outcome: Literal["queued", "already_running", "replaced", "enqueued"]
+    outcome: Literal["queued", "already_running", "replaced", "enqueued", "steered"]
     job_id: JobId
     thread_id: ThreadId
     command_id: CommandId | None

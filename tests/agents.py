@@ -173,3 +173,22 @@ async def flaky(run: Run) -> None:
 @agent("heavy", lane="heavy")
 async def heavy(run: Run) -> str:
     return "heavy"
+
+
+@agent("listens")
+async def listens(run: Run) -> None:
+    """Says back each input; ends at "stop"."""
+    await run.say("listening ")
+    async for text in run.inputs():
+        await run.say(f"[{text}]")
+        if text == "stop":
+            return
+
+
+@agent("asks")
+async def asks(run: Run) -> None:
+    try:
+        answer = await run.ask("Red or blue?", ["red", "blue"], timeout_seconds=float(run.messages[-1].text))
+    except TimeoutError:
+        answer = "nothing"
+    await run.say(f"You said {answer}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, model_validator
 from starlette.requests import Request
@@ -79,6 +79,19 @@ class Submission(Body):
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
+class RunInput(Body):
+    """A sentence for a run that goes on."""
+
+    text: Text
+
+
+class RunAnswer(Body):
+    """The answer to a question that a run asked with `input.requested`."""
+
+    question_id: Annotated[str, Field(min_length=1, max_length=100)]
+    answer: Text
+
+
 class Jobs:
     """`local`: a worker in this process that may take a new job at once."""
 
@@ -105,6 +118,8 @@ class Jobs:
             Route("/api/jobs", self._list, methods=["GET"]),
             Route("/api/jobs/{job_id}", self._get, methods=["GET"]),
             Route("/api/jobs/{job_id}/cancel", self._cancel, methods=["POST"]),
+            Route("/api/jobs/{job_id}/input", self._input, methods=["POST"]),
+            Route("/api/jobs/{job_id}/answer", self._answer, methods=["POST"]),
             Route("/api/jobs/{job_id}/commands/{command_id}", self._command, methods=["GET"]),
         ]
 
@@ -171,7 +186,31 @@ class Jobs:
             self._notifier.post_lines(WORK_CHANNEL, LANES)
             self.changed(cancelled.promoted)
         self.changed(job_id)
-        command = await commands.read(self._db, account_id, job_id, cancelled.command_id)
+        return await self._read_command(account_id, job_id, cancelled.command_id)
+
+    async def give_input(self, account_id: AccountId, job_id: JobId, body: RunInput) -> Command:
+        """Adds a sentence to a run that goes on; answers with the command as it is then."""
+        return await self._give(account_id, job_id, "input", {"text": body.text})
+
+    async def give_answer(self, account_id: AccountId, job_id: JobId, body: RunAnswer) -> Command:
+        """Answers a question of a run; answers with the command as it is then."""
+        payload = {"question_id": body.question_id, "answer": body.answer}
+        return await self._give(account_id, job_id, "answer", payload)
+
+    async def _give(
+        self, account_id: AccountId, job_id: JobId, kind: Literal["input", "answer"], payload: dict[str, str]
+    ) -> Command:
+        command_id = await commands.request(self._db, account_id, job_id, kind, payload)
+        self.changed(job_id)
+        return await self._read_command(account_id, job_id, command_id)
+
+    async def command(self, account_id: AccountId, admitted: Admitted) -> Command:
+        """The input that an admission with `on_busy: steer` gave to the run."""
+        assert admitted.command_id is not None
+        return await self._read_command(account_id, admitted.job_id, admitted.command_id)
+
+    async def _read_command(self, account_id: AccountId, job_id: JobId, command_id: CommandId) -> Command:
+        command = await commands.read(self._db, account_id, job_id, command_id)
         if command is None:
             raise NotFound("no such command")
         return command
@@ -201,8 +240,7 @@ class Jobs:
             view = await self.read(account, admitted.job_id)
             answer: dict[str, Any] = {"outcome": admitted.outcome, "job": shapes.job(view)}
             if admitted.command_id is not None:
-                command = await commands.read(self._db, account, admitted.job_id, admitted.command_id)
-                answer["command"] = None if command is None else shapes.command(command)
+                answer["command"] = shapes.command(await self.command(account, admitted))
         return json_response(answer, 202)
 
     async def _list(self, request: Request) -> Response:
@@ -238,15 +276,29 @@ class Jobs:
             command = await self.cancel(account, job_id_of(request))
         return json_response({"command": shapes.command(command)}, 202)
 
+    async def _input(self, request: Request) -> Response:
+        self._identity.check(request)
+        body = await read_body(request, RunInput)
+        async with answer_in_time():
+            account = await self._identity.account(request)
+            command = await self.give_input(account, job_id_of(request), body)
+        return json_response({"command": shapes.command(command)}, 202)
+
+    async def _answer(self, request: Request) -> Response:
+        self._identity.check(request)
+        body = await read_body(request, RunAnswer)
+        async with answer_in_time():
+            account = await self._identity.account(request)
+            command = await self.give_answer(account, job_id_of(request), body)
+        return json_response({"command": shapes.command(command)}, 202)
+
     async def _command(self, request: Request) -> Response:
         found = cursor.parse_uuid(request.path_params["command_id"])
         async with answer_in_time():
             account = await self._identity.account(request)
-            command = None
-            if found is not None:
-                command = await commands.read(self._db, account, job_id_of(request), CommandId(found))
-            if command is None:
+            if found is None:
                 raise NotFound("no such command")
+            command = await self._read_command(account, job_id_of(request), CommandId(found))
         return json_response(shapes.command(command))
 
 

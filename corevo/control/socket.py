@@ -22,7 +22,7 @@ from corevo.control import shapes
 from corevo.control.closing import Closing
 from corevo.control.http import ANSWER_SECONDS, parse, problem, retry_after
 from corevo.control.identity import Identity
-from corevo.control.jobs import AgentName, Jobs, Submission, Text, as_job_id
+from corevo.control.jobs import AgentName, Jobs, RunAnswer, RunInput, Submission, Text, as_job_id
 from corevo.control.merge import Viewer
 from corevo.control.projection import Projector
 from corevo.control.strict import BadJson, Body, check_storable, storable, validate
@@ -81,6 +81,17 @@ class Cancel(Operation):
     job_id: IdText
 
 
+class Input(Operation):
+    job_id: IdText
+    text: Text
+
+
+class Answer(Operation):
+    job_id: IdText
+    question_id: IdText
+    answer: Text
+
+
 class Ping(Operation):
     pass
 
@@ -94,11 +105,11 @@ OPERATIONS: dict[str, type[Operation]] = {
     "attach": Attach,
     "detach": Detach,
     "cancel": Cancel,
+    "input": Input,
+    "answer": Answer,
     "ping": Ping,
     "auth": Auth,
 }
-#: Names of the protocol that this release does not speak yet.
-LATER = frozenset({"input", "answer"})
 
 
 class Close(Exception):
@@ -282,13 +293,11 @@ class Session:
         if not isinstance(frame, dict) or not isinstance(frame.get("op"), str):
             raise _bad_frame("a frame is a JSON object with an op")
         model = OPERATIONS.get(frame["op"])
-        if model is None and frame["op"] not in LATER:
+        if model is None:
             raise _bad_frame("there is no such op")
         ref = _ref(frame)
         try:
             check_storable(raw, frame)
-            if model is None:
-                raise Refused("not in this release", code="unknown_op")
             operation = validate(model, frame)
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._do(operation)
@@ -309,6 +318,14 @@ class Session:
             case Cancel():
                 command = await self._jobs.cancel(self._account, as_job_id(operation.job_id))
                 self._ack(operation, command=shapes.command(command))
+            case Input():
+                body = RunInput(text=operation.text)
+                command = await self._jobs.give_input(self._account, as_job_id(operation.job_id), body)
+                self._ack(operation, command=shapes.command(command))
+            case Answer():
+                reply = RunAnswer(question_id=operation.question_id, answer=operation.answer)
+                command = await self._jobs.give_answer(self._account, as_job_id(operation.job_id), reply)
+                self._ack(operation, command=shapes.command(command))
             case Detach():
                 self._detach(as_job_id(operation.job_id))
                 if operation.ref is not None:
@@ -323,11 +340,14 @@ class Session:
     async def _do_send(self, operation: Send) -> None:
         self._room_for_one()
         admitted = await self._jobs.submit(self._account, operation.submission, operation.idempotency_key)
+        result: dict[str, Any] = {"outcome": admitted.outcome}
+        if admitted.command_id is not None:
+            result["command"] = shapes.command(await self._jobs.command(self._account, admitted))
         if admitted.job_id in self._viewers:  # joined: the client has this stream already
             view = await self._jobs.read(self._account, admitted.job_id)
-            self._ack(operation, outcome=admitted.outcome, job=shapes.job(view))
+            self._ack(operation, **result, job=shapes.job(view))
         else:
-            await self._attach(operation, admitted.job_id, None, outcome=admitted.outcome)
+            await self._attach(operation, admitted.job_id, None, **result)
 
     async def _do_attach(self, operation: Attach) -> None:
         job_id = as_job_id(operation.job_id)

@@ -20,6 +20,7 @@ from corevo.contracts import (
     AcceptedCommand,
     Claim,
     ClaimedJob,
+    CommandId,
     Event,
     ExecutionId,
     Finish,
@@ -34,6 +35,7 @@ from corevo.errors import CorevoError, ProtocolError, Stale, Unavailable
 from corevo.notifier import Notifier
 from corevo.runtime.batching import Batcher
 from corevo.runtime.call import call_agent
+from corevo.runtime.mailbox import Mailbox, Settle
 from corevo.runtime.place import BROKEN, Place, StopReason, judge
 from corevo.runtime.registry import Agent
 from corevo.runtime.run import Run
@@ -182,6 +184,8 @@ class Executor:
             )
             return None
         place.execution_id = started.execution_id
+        place.mailbox = Mailbox(self._settler(place.claim, started.execution_id))
+        place.has_commands = place.has_commands or job.has_commands
         place.run = Run(
             job_id=job.job_id,
             execution_id=started.execution_id,
@@ -200,6 +204,7 @@ class Executor:
                 place.claim.token,
                 lambda why: self._refused(place, why),
             ),
+            mailbox=place.mailbox,
         )
         return job
 
@@ -237,6 +242,8 @@ class Executor:
         )
         if place.stop_reason is not None:
             place.stop(place.stop_reason)
+        if place.has_commands:
+            self._spawn(self._obey(place))
         deadline = asyncio.get_running_loop().call_later(run.deadline, place.stop, "timed_out")
         try:
             await self._until_ended_or_stopped(place)
@@ -326,7 +333,11 @@ class Executor:
         """Commands may be there for these jobs."""
         for job_id in job_ids:
             place = self.jobs.get(job_id)
-            if place is not None and place.execution_id is not None and not place.finishing:
+            if place is None or place.finishing:
+                continue
+            if place.execution_id is None:
+                place.has_commands = True  # asked for as soon as it has started
+            else:
                 self._spawn(self._obey(place))
 
     def hear_beat(self, owned: Sequence[OwnedJob], began: float) -> None:
@@ -365,6 +376,12 @@ class Executor:
         place.refused = ended_by
         place.stop("broken" if ended_by in BROKEN else "fenced")
 
+    def _settler(self, claim: Claim, execution_id: ExecutionId) -> Settle:
+        async def settle(command_id: CommandId, state: str) -> str:
+            return await commands.settle(self._db, execution_id, claim.token, command_id, state)
+
+        return settle
+
     async def _obey(self, place: Place) -> None:
         assert place.execution_id is not None
         try:
@@ -375,6 +392,11 @@ class Executor:
         for command in accepted:
             if command.kind == "cancel":
                 place.stop("cancelled")
+            elif place.mailbox is not None:
+                try:
+                    await place.mailbox.deliver(command)
+                except Stale as error:
+                    log.info("a command came for a run that was taken away", lost_to=error.ended_by)
 
     def _see_ghost(self, job: OwnedJob) -> None:
         """A job the database says is ours and nobody here knows, in two replies: the answer to a call was lost."""

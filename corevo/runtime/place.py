@@ -11,6 +11,7 @@ import structlog
 from corevo.contracts import Claim, ExecutionId, Lane, Outcome, WorkerId
 from corevo.errors import AgentFailed
 from corevo.runtime.call import BadAgent
+from corevo.runtime.mailbox import Mailbox
 from corevo.runtime.run import Run
 from corevo.runtime.sanitize import clean_text, describe_error, describe_failure
 
@@ -31,6 +32,8 @@ class Place:
     worker_id: WorkerId
     execution_id: ExecutionId | None = None
     run: Run | None = None
+    mailbox: Mailbox | None = None
+    has_commands: bool = False  # some came before the start
     task: asyncio.Task[None] | None = None  # the agent's
     stop_reason: StopReason | None = None
     refused: str | None = None  # what the database said it lost to

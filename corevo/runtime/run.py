@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import structlog
 
 from corevo import clock
 from corevo.contracts import AccountId, ExecutionId, JobId, Message, ThreadId
+from corevo.runtime.mailbox import Mailbox
 from corevo.runtime.sanitize import brief, clean_text, encode
 
 #: Custom event names: at least one dot, and none of the names that Corevo gives.
@@ -47,6 +49,7 @@ class Run:
         attempt: int,
         remaining_seconds: float,
         output: Output,
+        mailbox: Mailbox,
     ) -> None:
         self.job_id = job_id
         self.execution_id = execution_id
@@ -60,6 +63,7 @@ class Run:
         self.log = structlog.get_logger("corevo.agent").bind(job_id=str(job_id), agent=agent)
         self._ends_at = clock.seconds() + remaining_seconds
         self._output = output
+        self._mailbox = mailbox
         self._cancelled = False
 
     @property
@@ -95,6 +99,41 @@ class Run:
         if type.startswith(RESERVED_PREFIXES):
             raise ValueError(f"event name {type!r}: {type.partition('.')[0]}.* is Corevo's own")
         await self._output.event(type, encode(dict(data or {})))
+
+    async def inputs(self) -> AsyncIterator[str]:
+        """Sentences that people add while the run goes on, each exactly once; waits for the next one without end.
+
+        What the run has not taken when it ends is returned to whoever sent it.
+        """
+        while True:
+            command_id, text = await self._mailbox.next_input()
+            await self._output.event("input.accepted", encode({"command_id": str(command_id), "text": brief(text)}))
+            yield text
+
+    async def ask(
+        self, question: str, choices: Sequence[str] | None = None, *, timeout_seconds: float | None = None
+    ) -> str:
+        """Asks a person, and waits for the answer: event `input.requested {question_id, question, choices?}`.
+
+        With `choices` only one of them is taken. Raises TimeoutError after `timeout_seconds`, or when nobody answered
+        before the run's deadline.
+        """
+        if not isinstance(question, str) or not question.strip():
+            raise ValueError("run.ask takes a question")
+        given = None if choices is None else [clean_text(str(choice)) for choice in choices]
+        question_id, asked = self._mailbox.open_question(given)
+        data: dict[str, Any] = {"question_id": question_id, "question": question}
+        if given is not None:
+            data["choices"] = given
+        try:
+            await self._output.event("input.requested", encode(data))
+            async with asyncio.timeout(timeout_seconds):
+                command_id, answer = await self._mailbox.take_answer(asked)
+        finally:
+            self._mailbox.close_question(question_id)
+        accepted = {"command_id": str(command_id), "question_id": question_id, "answer": brief(answer)}
+        await self._output.event("input.accepted", encode(accepted))
+        return answer
 
     async def tool_started(self, name: str, call_id: str, arguments: Any) -> None:
         """Tells that a tool was called: event `tool.started`. Long arguments are cut."""

@@ -97,7 +97,7 @@ async def read_claims(db: Connections, worker_id: WorkerId, claims: Sequence[Cla
     """What these claims need to run; those that were lost meanwhile are missing."""
     rows = await db.fetch(
         "select job_id, thread_id, account_id, turn, agent, lane, input, metadata, timeout_seconds, attempt, "
-        "max_attempts, created_at from corevo.read_claims($1, $2, $3)",
+        "max_attempts, created_at, has_commands from corevo.read_claims($1, $2, $3)",
         worker_id,
         [c.job_id for c in claims],
         [c.token for c in claims],

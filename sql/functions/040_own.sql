@@ -107,10 +107,12 @@ create or replace function corevo.read_claims(
   timeout_seconds double precision,
   attempt int,
   max_attempts int,
-  created_at timestamptz
+  created_at timestamptz,
+  has_commands boolean
 ) language sql stable as $$
   select j.id, j.thread_id, j.account_id, j.turn, j.agent, j.lane, j.input, j.metadata, j.timeout_seconds,
-         j.attempts + 1, j.max_attempts, j.created_at
+         j.attempts + 1, j.max_attempts, j.created_at,
+         exists (select 1 from corevo.commands c where c.job_id = j.id and c.state in ('requested', 'accepted'))
     from unnest(p_jobs, p_tokens) c (job, token)
     join corevo.jobs j on j.id = c.job and j.token = c.token and j.worker_id = p_worker
 $$;

@@ -145,8 +145,8 @@ class TestFrames:
                 ("attach", {"job_id": missing}, "not_found"),
                 ("attach", {"job_id": "nonsense"}, "not_found"),
                 ("cancel", {"job_id": missing}, "not_found"),
-                ("input", {"job_id": missing, "text": "a"}, "unknown_op"),
-                ("answer", {"job_id": missing, "question_id": "q", "answer": "a"}, "unknown_op"),
+                ("input", {"job_id": missing, "text": "a"}, "not_found"),
+                ("answer", {"job_id": missing, "question_id": "q", "answer": "a"}, "not_found"),
             ]
             for op, fields, code in wrong:
                 error = await ws.ask(op, **fields)

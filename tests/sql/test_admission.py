@@ -273,7 +273,7 @@ class TestThreadLine:
     ) -> None:
         first = await protocol.admit(account)
         with refused(BAD_CALL):
-            await protocol.admit(account, "x", thread=first["thread_id"], on_busy="steer")
+            await protocol.admit(account, "x", thread=first["thread_id"], on_busy="later")
         assert (await protocol.job(first["job_id"]))["state"] == "queued"
 
     async def test_the_first_text_names_the_thread(self, protocol: Protocol, account: UUID, worker: UUID) -> None:

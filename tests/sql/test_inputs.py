@@ -17,11 +17,16 @@ async def ask(protocol: Protocol, account: UUID, job: UUID, text: str = "more", 
     return found
 
 
-async def settle(protocol: Protocol, run: Running, command: UUID, state: str = "done", token: UUID | None = None) -> Any:
+async def settle(
+    protocol: Protocol, run: Running, command: UUID, state: str = "done", token: UUID | None = None
+) -> Any:
     return await protocol.row(
         "select command_id, state from corevo.settle_commands($1, $2, $3, $4)",
-        run.execution, token or run.token, [command], state,
-    )  # fmt: skip
+        run.execution,
+        token or run.token,
+        [command],
+        state,
+    )
 
 
 async def test_a_taken_input_is_done_and_a_message_between_question_and_answer(
@@ -132,9 +137,7 @@ async def test_a_run_that_takes_nothing_gathers_at_most_a_hundred(
     assert (await protocol.cancel(account, admitted["job_id"]))["ended"] is True, "a cancel is never refused"
 
 
-async def test_steer_gives_the_message_to_the_run_that_goes_on(
-    protocol: Protocol, account: UUID, worker: UUID
-) -> None:
+async def test_steer_gives_the_message_to_the_run_that_goes_on(protocol: Protocol, account: UUID, worker: UUID) -> None:
     first = await protocol.admit(account)
     run = await protocol.running(worker)
     steered = await protocol.admit(account, "left a bit", thread=first["thread_id"], on_busy="steer", key="k")
