@@ -118,7 +118,7 @@ class Run:
         With `choices` only one of them is taken. Raises TimeoutError after `timeout_seconds`, or when nobody answered
         before the run's deadline.
         """
-        if not isinstance(question, str) or not question.strip():
+        if not str(question).strip():
             raise ValueError("run.ask takes a question")
         given = None if choices is None else [clean_text(str(choice)) for choice in choices]
         question_id, asked = self._mailbox.open_question(given)
