@@ -133,6 +133,18 @@ def migrate(check: bool) -> None:
     click.echo("the schema fits this release")
 
 
+@main.command()
+@click.option("--web", type=click.IntRange(0), default=1, show_default=True, help="Processes of the formation.")
+@click.option("--worker", type=click.IntRange(0), default=1, show_default=True, help="The same.")
+@click.option("--janitor", type=click.IntRange(0), default=0, show_default=True, help="The same.")
+@click.option("--solo", type=click.IntRange(0), default=0, show_default=True, help="The same.")
+def doctor(web: int, worker: int, janitor: int, solo: int) -> None:
+    """Check what the roles need, and whether a formation's connections fit, twice over for a rolling deploy."""
+    from corevo import doctor
+
+    sys.exit(0 if doctor.run({"web": web, "worker": worker, "janitor": janitor, "solo": solo}) else 1)
+
+
 @main.group()
 def job() -> None:
     """Look at and act on one job."""

@@ -37,3 +37,12 @@ returns int language sql volatile as $$
         and a.xact_start < clock_timestamp() - p_seconds * interval '1 second'
   ) e where e.ended
 $$;
+
+-- Live workers by their last beats, and the greatest event loop lag among them.
+create or replace function corevo.fleet(
+  out workers int,
+  out lag_ms double precision
+) language sql stable as $$
+  select count(*)::int, coalesce(max(w.lag_ms), 0)
+    from corevo.workers w where w.fenced_at is null and w.beat_at > corevo.now() - interval '60 seconds'
+$$;
