@@ -54,9 +54,9 @@ async def violations_seen_by(
     return found
 
 
-async def violations(dsn: str, **parameters: float) -> list[Violation]:
+async def violations(dsn: str, limit: int = 20, **parameters: float) -> list[Violation]:
     connection = await asyncpg.connect(dsn)
     try:
-        return await violations_seen_by(connection, **parameters)
+        return await violations_seen_by(connection, limit, **parameters)
     finally:
         await connection.close()

@@ -112,7 +112,7 @@ class Protocol:
         return list(await self.connection.fetch(sql, *arguments))
 
     async def row(self, sql: str, *arguments: Any) -> Row:
-        row = await self.connection.fetchrow(sql, *arguments)
+        row: Row | None = await self.connection.fetchrow(sql, *arguments)
         assert row is not None, f"no row: {sql}"
         return row
 

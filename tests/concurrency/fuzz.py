@@ -54,6 +54,8 @@ DECLARED = {  # what each call may be refused with; anything else is a fault
     "delete": {"RV101", "RV105"},
 }
 
+Operation = Callable[[], Awaitable[object]]
+
 #: What a run of the fuzz must have reached, or it has shown nothing.
 EXPECTED: set[tuple[str, str]] = {
     *(("admit", o) for o in ("queued", "already_running", "replaced", "enqueued", "direct", "replayed")),
@@ -251,7 +253,7 @@ class Actor:
         self.fuzz, self.kind, self.rng = fuzz, kind, rng
         self.memory, self.seen = fuzz.memory, fuzz.report.seen
         self.sql: Protocol
-        self.operations: dict[str, tuple[int, Callable[[], Awaitable[object]]]] = {
+        kinds: dict[str, dict[str, tuple[int, Operation]]] = {
             "writer": {"append": (5, self.append), "ghost": (3, self.ghost), "read": (1, self.read)},
             "janitor": {"janitor": (1, self.janitor)},
             "anybody": {
@@ -260,7 +262,8 @@ class Actor:
                 "beat": (6, self.beat), "accept": (3, self.accept), "fence": (1, self.fence), "doom": (1, self.doom),
                 "delete": (1, self.delete), "held": (4, self.held), "silence": (1, self.silence),
             },
-        }[kind]  # fmt: skip
+        }  # fmt: skip
+        self.operations = kinds[kind]
 
     async def run(self) -> None:
         names = list(self.operations)
