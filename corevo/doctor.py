@@ -73,10 +73,8 @@ def _connections(settings: Settings, formation: Mapping[RoleName, int], room: se
     """One process = its connections and the dedicated one (a janitor has none)."""
     once = sum(count * connections_of(settings, role) for role, count in formation.items())
     words = ", ".join(f"{count} {role}" for role, count in formation.items() if count)
-    note = (
-        f"{words}: {once}, in a rolling deploy {DEPLOY_FACTOR * once} of {room.allowed} allowed"
+    note = f"{words}: {once}, in a rolling deploy {DEPLOY_FACTOR * once} of {room.allowed} allowed"
     note += f" ({room.open} open now)"
-    )
     if DEPLOY_FACTOR * once <= room.allowed:
         return Check("connections", note)
     return Check("connections", note, f"{note}: lower COREVO_DB_CONNECTIONS or run fewer processes")

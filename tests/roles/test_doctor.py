@@ -12,6 +12,10 @@ from corevo.store.migrations import LOCK
 from tests.processes import ROOT, eventually, role
 from tests.sockets import Socket, socket
 
+OPEN_CONNECTIONS = """
+  select count(*) from pg_stat_activity where datname = current_database() and application_name like 'corevo%'
+"""
+
 
 async def corevo(database: str, *command: str, **settings: str) -> tuple[int, str]:
     """Runs a command to its end; its status and everything it printed."""
@@ -86,10 +90,7 @@ async def test_the_connection_sum_is_what_a_formation_opens_at_its_peak_twice_ov
     async def watch() -> None:
         nonlocal most
         while True:
-            open_now = await watcher.fetchval(
-                "select count(*) from pg_stat_activity where datname = current_database() and application_name like 'corevo%'"
-            )
-            most = max(most, open_now)
+            most = max(most, await watcher.fetchval(OPEN_CONNECTIONS))
             await asyncio.sleep(0.005)
 
     async with (
