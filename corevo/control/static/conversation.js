@@ -12,17 +12,19 @@ const PAGE = 20;
 const TURNS_LIMIT = 120;
 /** A frame that took long earns a pause, so that a slow machine stays usable. */
 const SLOW_MS = 24;
+/** History comes in one go: it is painted when nothing came for the first time, at the latest after the second. */
+const REPLAY_GAP_MS = 50;
+const REPLAY_MOST_MS = 500;
 
 export class Conversation {
-  constructor({ connection, outbox, follower, onChange, onThread, edit, demo }) {
-    Object.assign(this, { connection, outbox, follower, onChange, onThread, demo });
+  constructor({ connection, outbox, follower, onChange, onThread, edit, demo, agent }) {
+    Object.assign(this, { connection, outbox, follower, onChange, onThread, demo, agent });
     this.acts = {
       again: (turn) => this.send(turn.asked ?? "", "enqueue"),
       edit: (turn) => edit(turn.asked ?? "", turn),
       retry: (turn) => this.retry(turn),
       discard: (turn) => this.discard(turn),
     };
-    this.agent = null; // chosen for the next message
     this.log = $("log");
     this.edge = $("edge");
     this.blank = $("blank");
@@ -30,6 +32,7 @@ export class Conversation {
     this.painting = false;
     this.visit = 0;
     this.runs = new Map();
+    this.rest = 0;
     this.forget();
     this.watcher = new IntersectionObserver((seen) => seen.some((s) => s.isIntersecting) && this.onEdge(), {
       root: $("scroller"),
@@ -252,6 +255,7 @@ export class Conversation {
   attach(run) {
     const frame = { op: "attach", ref: `attach:${run.id}`, job_id: run.id };
     if (run.cursor !== null) frame.after = run.cursor;
+    run.replayUntil = performance.now() + REPLAY_MOST_MS;
     this.connection.transmit(frame);
   }
 
@@ -334,7 +338,7 @@ export class Conversation {
 
   async send(text, onBusy) {
     if (this.newer !== null) await this.toNewest();
-    const entry = this.outbox.add({ text, thread_id: this.threadId, fresh: this.fresh, agent: this.agent, on_busy: onBusy });
+    const entry = this.outbox.add({ text, thread_id: this.threadId, fresh: this.fresh, agent: this.agent(), on_busy: onBusy });
     this.say(null);
     this.showPending();
     this.follower.toEnd();
@@ -361,7 +365,7 @@ export class Conversation {
 
   retry(turn) {
     turn.sending.problem = null;
-    if (this.agent) turn.sending.agent = this.agent;
+    turn.sending.agent = this.agent() ?? turn.sending.agent;
     turn.send(turn.sending, this.connection.open);
     this.flush();
     this.onChange();
@@ -399,6 +403,7 @@ export class Conversation {
     if (run === undefined) return undefined;
     const ended = run.ended;
     run.take(frame);
+    run.heardAt = performance.now();
     this.touch(run);
     if (frame.ev === "job") {
       this.onChange();
@@ -502,11 +507,16 @@ export class Conversation {
   paint() {
     const began = performance.now();
     const first = this.turns.find((turn) => turn.unended)?.run ?? null;
-    for (const run of this.dirty) this.byId.get(run.id)?.paint(run !== first);
+    const dirty = [...this.dirty];
     this.dirty.clear();
+    for (const run of dirty) {
+      if (!run.ended && began < run.replayUntil && began - run.heardAt < REPLAY_GAP_MS) this.dirty.add(run);
+      else this.byId.get(run.id)?.paint(run !== first);
+    }
     if (this.follower.following) this.follower.toEnd(); // lays out here, so that its time is measured
     const took = performance.now() - began;
     this.rest = took > SLOW_MS ? took * 3 : 0;
+    this.schedule();
   }
 
   // ── nothing to show ──

@@ -32,10 +32,7 @@ const threads = new Threads({
 });
 
 const composer = new Composer({
-  onSend: (text, onBusy) => {
-    conversation.agent = composer.agent;
-    conversation.send(text, onBusy);
-  },
+  onSend: (text, onBusy) => conversation.send(text, onBusy),
   onStop: () => conversation.stop(),
   onEditLast: () => {
     const last = conversation.turns.findLast((turn) => turn.asked !== null);
@@ -61,6 +58,7 @@ const conversation = new Conversation({
     if (turn.sending) conversation.discard(turn);
     composer.edit(text);
   },
+  agent: () => composer.agent,
   demo: () => ({ agents: agents?.length ?? 1, demo: Boolean(agents?.some((agent) => agent.name === "demo")) }),
   onThread: (thread) => {
     if (thread.id !== threads.openId) {
@@ -74,7 +72,6 @@ const conversation = new Conversation({
     if (thread.unread) seen();
   },
   onChange: (changed) => {
-    conversation.agent = composer.agent;
     composer.setBusy(conversation.busy, conversation.current?.job?.cancel_requested === true);
     if (changed) sync.changed();
   },
@@ -142,7 +139,6 @@ async function readAgents() {
   agents = found;
   $("demo").hidden = !found.some((agent) => agent.name === "demo");
   composer.setAgents(found);
-  conversation.agent = composer.agent;
   if (news && conversation.threadId === null) conversation.showBlank();
 }
 

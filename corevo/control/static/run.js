@@ -13,6 +13,8 @@ export class Run {
     this.epoch = 0;
     this.execution = null;
     this.text = new PlacedText();
+    this.replayUntil = 0; // for the painter: until when history may come
+    this.heardAt = 0;
     this.forget();
   }
 
