@@ -27,6 +27,11 @@ from corevo.store.connections import Connections
 log = structlog.get_logger()
 
 DUTY = "janitor"
+#: A duty's lease, in sweep periods: longer than the longest pause between two sweeps. Whoever does not hold it looks
+#: twice a period. So a dead janitor's place is taken before the hole between sweeps reaches half the TTL, which is at
+#: least two periods (corevo.settings); a longer hole would begin the watch over, and a loss would wait for a TTL more.
+LEASE_PERIODS = 1.2
+LOOKS_A_PERIOD = 2
 #: How long after its deadline, or after a cancel, a run that its owner does not end is ended here.
 LATE_SECONDS = 20.0
 JOBS_A_SWEEP = 200
@@ -59,7 +64,8 @@ class Janitor:
                 except CorevoError as error:
                     self.holds_duty = False
                     log.warning("a sweep failed", error=str(error))
-                await asyncio.sleep(period * random.uniform(0.9, 1.1))
+                    await self._keep_house()  # where a plan's size limit leaves only deleting, nothing else helps
+                await asyncio.sleep((period if self.holds_duty else period / LOOKS_A_PERIOD) * random.uniform(0.9, 1.1))
         finally:
             if self.holds_duty:
                 self.holds_duty = False
@@ -78,7 +84,7 @@ class Janitor:
             DUTY,
             self._holder,
             self._token,
-            lease_seconds=max(3 * settings.janitor_seconds, 2.0),
+            lease_seconds=LEASE_PERIODS * settings.janitor_seconds,
             ttl_seconds=settings.heartbeat_ttl_seconds,
         )
         self.holds_duty = duty.held
@@ -98,18 +104,19 @@ class Janitor:
             log.warning("ended database sessions of frozen clients", count=ended)
         self.swept_at = clock.seconds()
         metrics.SWEEPS.inc({})
-        if self._kept_at is None or clock.seconds() - self._kept_at > KEEP_HOUSE_SECONDS:
-            self._kept_at = clock.seconds()
-            await self._keep_house()
+        await self._keep_house()
 
     async def _keep_house(self) -> None:
-        """Days of events ahead and behind, and old small rows. Each part for itself: none may stop another."""
+        """Once an hour: days of events ahead and behind, old small rows. Each part for itself: none stops another."""
+        if self._kept_at is not None and clock.seconds() - self._kept_at <= KEEP_HOUSE_SECONDS:
+            return
+        self._kept_at = clock.seconds()
         for part in (self._make_days, self._remove_days, self._prune_rows):
             try:
                 await part()
             except CorevoError as error:
                 log.error("housekeeping failed; it is tried again", part=part.__name__.strip("_"), error=str(error))
-                self._kept_at = None if self._kept_at is None else self._kept_at - KEEP_HOUSE_SECONDS * 0.9
+                self._kept_at = clock.seconds() - KEEP_HOUSE_SECONDS * 0.9
 
     async def _make_days(self) -> None:
         made = await events.ensure_partitions(self._db, DAYS_AHEAD)

@@ -30,6 +30,8 @@ from corevo.store.connections import connect
 
 log = structlog.get_logger()
 
+#: A statement of the pulse that has no answer by then is given up, and so is its connection. Where the TTL is short, a
+#: third of it: a black-holed connection must be noticed and replaced before the worker counts as dead.
 STATEMENT_SECONDS = 5.0
 LAG_SAMPLE_SECONDS = 0.25
 #: A tick that takes longer is a stall; it is told at once, and again each time it has doubled.
@@ -96,6 +98,7 @@ class Pulse:
         self._ready = threading.Event()
         self._stalls: deque[Stall] = deque(maxlen=STALLS_KEPT)
         self._stall_watch: StallWatch
+        self._statement_seconds = min(STATEMENT_SECONDS, settings.heartbeat_ttl_seconds / 3)
 
     # ── from the main loop ────────────────────────────────────────────────────────────────────────────
 
@@ -160,16 +163,16 @@ class Pulse:
             try:
                 self._lost.clear()
                 connection = await connect(
-                    self._settings.direct_url, name="corevo pulse", command_seconds=STATEMENT_SECONDS
+                    self._settings.direct_url, name="corevo pulse", command_seconds=self._statement_seconds
                 )
                 connection.add_termination_listener(lambda _: self._lost.set())
                 for channel in self._channels:
                     await connection.add_listener(channel, self._heard)
                 if self._channels:
                     await connection.add_listener(PING_CHANNEL, self._heard_ping)
-                delay = RECONNECT_SECONDS[0]
                 while not self._stop.is_set() and not self._lost.is_set():
                     await self._round(connection)
+                    delay = RECONNECT_SECONDS[0]  # not before: a server that takes no writes lets us in all the same
                     await self._sleep(self._settings.heartbeat_seconds)
             except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, CorevoError) as error:
                 log.warning(
@@ -180,7 +183,7 @@ class Pulse:
             finally:
                 self.listening = False
                 if connection is not None:
-                    await _discard(connection)
+                    await _discard(connection, politely=self._stop.is_set())
             if not self._stop.is_set():
                 self._to_main(self._on_resync)
                 await self._sleep(random.uniform(0.5, 1.0) * delay, even_if_lost=True)
@@ -189,38 +192,36 @@ class Pulse:
     async def _round(self, connection: asyncpg.Connection[Any]) -> None:
         if self._heart is not None and self._heart.worker_id is not None:
             await self._beat(connection, self._heart, self._heart.worker_id)
-        while self._stalls:
-            await self._record(connection, self._stalls.popleft())
+        while self._stalls and self._heart is not None and self._heart.worker_id is not None:
+            await self._record(connection, self._heart.worker_id, self._stalls[0])
+            self._stalls.popleft()
         if self._channels:
             silent = clock.seconds() - self._pinged_at
             if self.listening and silent > 3 * self._settings.heartbeat_seconds:
                 self.listening = False
                 self._to_main(self._on_resync)
-            await connection.execute("select pg_notify($1, $2)", PING_CHANNEL, self._ping, timeout=STATEMENT_SECONDS)
+            await connection.execute("select pg_notify($1, $2)", PING_CHANNEL, self._ping)
 
-    async def _record(self, connection: asyncpg.Connection[Any], stall: Stall) -> None:
-        """A row that people see with psql, for workers that nobody can scrape."""
-        if self._heart is None or self._heart.worker_id is None:
-            return
+    async def _record(self, connection: asyncpg.Connection[Any], worker_id: WorkerId, stall: Stall) -> None:
+        """A row that people see with psql, for workers that nobody can scrape. The stall that cost an incarnation its
+        jobs is told by the next one, under the same name.
+        """
         await connection.execute(
             "select corevo.record_stall($1, $2, $3, $4, $5, $6, $7)",
-            self._heart.worker_id,
+            worker_id,
             self._settings.process_name,
             stall.seconds,
             stall.place,
             stall.task,
             stall.cpu_seconds,
             stall.gc_seconds,
-            timeout=STATEMENT_SECONDS,
         )
 
     async def _beat(self, connection: asyncpg.Connection[Any], heart: Heart, worker_id: WorkerId) -> None:
         reason = self._stall() or heart.may_beat()
         if reason is not None:
             log.error("no heartbeat: this process cannot make progress", reason=reason)
-            await connection.execute(
-                "select corevo.report_trouble($1, $2)", worker_id, reason, timeout=STATEMENT_SECONDS
-            )
+            await connection.execute("select corevo.report_trouble($1, $2)", worker_id, reason)
             return
         began = clock.seconds()
         lag, self.lag_ms = self.lag_ms, 0.0
@@ -229,7 +230,6 @@ class Pulse:
                 "select job_id, epoch, token, claim_request, execution_id, has_commands from corevo.beat($1, $2)",
                 worker_id,
                 lag,
-                timeout=STATEMENT_SECONDS,
             )
         except asyncpg.PostgresError as error:
             if error.sqlstate != "RV004":
@@ -326,7 +326,10 @@ class Pulse:
                 wait.cancel()
 
 
-async def _discard(connection: asyncpg.Connection[Any]) -> None:
+async def _discard(connection: asyncpg.Connection[Any], *, politely: bool) -> None:
+    if not politely:  # it may be a black hole: a farewell would cost the time that the next beat needs
+        connection.terminate()
+        return
     try:
         await connection.close(timeout=1.0)
     except Exception:

@@ -109,6 +109,11 @@ def load_settings(**overrides: Any) -> Settings:
             f"COREVO_HEARTBEAT_TTL_SECONDS={settings.heartbeat_ttl_seconds:g} must be at least three times "
             f"COREVO_HEARTBEAT_SECONDS={settings.heartbeat_seconds:g}: a live worker would be declared dead."
         )
+    if settings.heartbeat_ttl_seconds < 4 * settings.janitor_seconds:
+        raise UsageError(
+            f"COREVO_HEARTBEAT_TTL_SECONDS={settings.heartbeat_ttl_seconds:g} must be at least four times "
+            f"COREVO_JANITOR_SECONDS={settings.janitor_seconds:g}: sweeps that far apart watch nobody."
+        )
     return settings
 
 

@@ -46,7 +46,7 @@ def create_app(settings: Settings | None = None, app: str | None = None) -> Star
     @asynccontextmanager
     async def lifespan(starlette: Starlette) -> AsyncIterator[None]:
         await process.pass_gate()
-        await worker.begin()
+        await worker.begin_surely()
         process.begin()
         worker.start(process.background)
         gateway.start(process.background)

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 
 from corevo import __version__, clock, metrics
 from corevo.contracts import JOB_CHANNEL, LANES, WORK_CHANNEL, Claim, JobId, OwnedJob, WorkerId
-from corevo.errors import CorevoError, UsageError, WorkerFenced
+from corevo.errors import CorevoError, Unavailable, UsageError, WorkerFenced
 from corevo.janitor import Janitor
 from corevo.process import Process
 from corevo.pulse import Heart
@@ -81,6 +81,16 @@ class Worker:
         self.executor.worker_id = self.worker_id
         self.heart.worker_id = self.worker_id
         log.info("worker began", worker_id=str(self.worker_id), agents=sorted(self._agents))
+
+    async def begin_surely(self) -> None:
+        """At the start: a database that went away after the gate, or takes no writes, is waited for."""
+        while True:
+            try:
+                return await self.begin()
+            except Unavailable as error:
+                log.warning("could not register; trying again", error=str(error), retry_seconds=REGISTER_RETRY_SECONDS)
+                self.worker_id = WorkerId(uuid4())  # the answer may be what got lost
+            await asyncio.sleep(REGISTER_RETRY_SECONDS)
 
     def start(self, background: Background) -> None:
         background.start(self.writer.run(), "event writer")
@@ -226,7 +236,7 @@ def create_app(settings: Settings | None = None, app: str | None = None) -> Star
     @asynccontextmanager
     async def lifespan(starlette: Starlette) -> AsyncIterator[None]:
         await process.pass_gate()
-        await worker.begin()
+        await worker.begin_surely()
         process.begin()
         worker.start(process.background)
         process.background.start(janitor.run(), "janitor")
