@@ -162,8 +162,12 @@ class Pulse:
             connection: asyncpg.Connection[Any] | None = None
             try:
                 self._lost.clear()
+                url = self._settings.direct_url
                 connection = await connect(
-                    self._settings.direct_url, name="corevo pulse", command_seconds=self._statement_seconds
+                    url,
+                    name="corevo pulse",
+                    pooled=self._settings.behind_pooler and url == self._settings.database_url,
+                    command_seconds=self._statement_seconds,
                 )
                 connection.add_termination_listener(lambda _: self._lost.set())
                 for channel in self._channels:

@@ -84,7 +84,12 @@ class Settings(BaseSettings):
 
     @property
     def behind_pooler(self) -> bool:
-        return bool(self.database_direct_url) and self.database_direct_url != self.database_url
+        """Whether DATABASE_URL may lead through a transaction-mode pooler: a direct URL beside it says so; and who only
+        polls needs no session of his own, so the pooler may be all there is.
+        """
+        if self.database_direct_url:
+            return self.database_direct_url != self.database_url
+        return self.notify == "off"
 
     @property
     def process_name(self) -> str:

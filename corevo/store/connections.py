@@ -35,23 +35,39 @@ SESSION_SETTINGS = {
     "jit": "off",
 }
 
+#: Addresses, at most the two that a process has, whose pooler takes no session settings.
+_plain: set[str] = set()
+
 
 async def connect(
     url: str, *, name: str, pooled: bool = False, command_seconds: float = CALL_SECONDS
 ) -> asyncpg.Connection[Any]:
-    """Opens one connection with Corevo's session settings. `pooled`: through a transaction-mode pooler."""
+    """Opens one connection with Corevo's session settings. `pooled`: perhaps through a transaction-mode pooler, where a
+    prepared statement may meet another backend, and which refuses most start-up settings (the role's own hold then).
+    """
     host = urlsplit(url).hostname
     remote = host not in (None, "", "localhost", "127.0.0.1", "::1") and "sslmode=" not in url
-    return await asyncpg.connect(
-        url,
-        timeout=CONNECT_SECONDS,
-        command_timeout=command_seconds,
-        # through a pooler a prepared statement may meet another backend, and only few start-up settings pass
-        statement_cache_size=0 if pooled else 200,
-        server_settings={"application_name": name} if pooled else {"application_name": name, **SESSION_SETTINGS},
-        # the library would fall back to plain text by itself
-        ssl="require" if remote else None,
-    )
+
+    async def attempt(settings: dict[str, str]) -> asyncpg.Connection[Any]:
+        return await asyncpg.connect(
+            url,
+            timeout=CONNECT_SECONDS,
+            command_timeout=command_seconds,
+            statement_cache_size=0 if pooled else 200,
+            server_settings={"application_name": name, **settings},
+            # the library would fall back to plain text by itself
+            ssl="require" if remote else None,
+        )
+
+    if pooled and url in _plain:
+        return await attempt({})
+    try:
+        return await attempt(SESSION_SETTINGS)
+    except asyncpg.ProtocolViolationError:
+        if not pooled:
+            raise
+        _plain.add(url)
+        return await attempt({})
 
 
 class Connections:
