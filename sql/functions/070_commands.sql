@@ -88,12 +88,12 @@ declare
   v_now timestamptz;
   v_id uuid;
 begin
+  if not exists (select 1 from corevo.jobs j where j.id = p_job and j.account_id = p_account) then
+    perform corevo.refuse('RV101', 'not_found', 'no such job');
+  end if;
   perform 1 from corevo.jobs j where j.id = p_job for no key update;
   v_now := corevo.now();
   select j.* into v_job from corevo.jobs j where j.id = p_job;
-  if v_job.id is null or v_job.account_id <> p_account then
-    perform corevo.refuse('RV101', 'not_found', 'no such job');
-  end if;
   if v_job.state in ('queued', 'running') then
     return corevo.insert_command(v_job, p_kind, p_payload, v_now);
   end if;

@@ -122,20 +122,21 @@ async def test_a_retry_is_seen_in_order_by_a_client_that_reconnects_between_its_
 
 
 async def test_gateways_that_stop_send_their_clients_on_with_a_delay_of_their_own(database: str) -> None:
-    async with role(database, "web", "--port", "0") as gateway, role(database, "worker", APP):
-        async with contextlib.AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(socket(gateway.url)) for _ in range(20)]
-            for client in clients:
-                await client.ask("send", text="x", agent="sleeps")
-            began = time.monotonic()
-            gateway.signal(signal.SIGTERM)
-            byes = [await client.until(lambda f: f["ev"] == "bye") for client in clients]
-            assert await gateway.wait(5) == 0 and time.monotonic() - began < 5
-            assert all(bye["resume"] for bye in byes)
-            assert len({bye["retry_in_ms"] for bye in byes}) > 5, "all would come back at once"
-            for client in clients:
-                await client.connection.wait_closed()
-                assert client.connection.close_code == 1012
+    async with contextlib.AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(role(database, "web", "--port", "0"))
+        await stack.enter_async_context(role(database, "worker", APP))
+        clients = [await stack.enter_async_context(socket(gateway.url)) for _ in range(20)]
+        for client in clients:
+            await client.ask("send", text="x", agent="sleeps")
+        began = time.monotonic()
+        gateway.signal(signal.SIGTERM)
+        byes = [await client.until(lambda f: f["ev"] == "bye") for client in clients]
+        assert await gateway.wait(5) == 0 and time.monotonic() - began < 5
+        assert all(bye["resume"] for bye in byes)
+        assert len({bye["retry_in_ms"] for bye in byes}) > 5, "all would come back at once"
+        for client in clients:
+            await client.connection.wait_closed()
+            assert client.connection.close_code == 1012
     connection = await asyncpg.connect(database)
     try:
         assert await connection.fetchval("select count(*) from corevo.jobs where state = 'cancelled'") == 0
