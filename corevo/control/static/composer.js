@@ -131,6 +131,7 @@ export class Composer {
     $("stop").hidden = !this.busy;
     $("stop").disabled = this.stopping;
     setText($("stop").querySelector("span"), t(this.stopping ? "composer.stopping" : "composer.stop"));
+    $("composer").classList.toggle("choice", choice);
     $("instead").hidden = !choice;
     $("instead").disabled = this.tooLong;
     $("send").hidden = this.busy && this.empty;

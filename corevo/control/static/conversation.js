@@ -112,9 +112,8 @@ export class Conversation {
     } catch (problem) {
       if (visit !== this.visit) return;
       if (this.turns.length) return; // what is shown stays; the next look mends it
-      const missing = problem.code === "not_found";
-      const text = missing ? "" : refusal(problem.code, problem.detail);
-      this.say({ title: t(missing ? "thread.missing" : "thread.failed"), text, retry: !missing });
+      if (problem.code === "not_found") this.gone();
+      else this.say({ title: t("thread.failed"), text: refusal(problem.code, problem.detail), retry: true });
     } finally {
       clearTimeout(patience);
     }
@@ -175,13 +174,10 @@ export class Conversation {
     }
   }
 
+  /** The thread was deleted, or never was: what is written next begins a new one. */
   gone() {
-    this.log.replaceChildren();
-    this.runs.clear();
-    this.turns = [];
-    this.edge.hidden = true;
-    this.say({ title: t("thread.missing"), text: "" });
-    this.onChange();
+    this.open(null);
+    this.say({ title: t("thread.missing"), text: t("thread.missing_next") });
   }
 
   /** A place in the queue changes without a word: others leave it. */
