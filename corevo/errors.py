@@ -177,6 +177,10 @@ MOVED_SQLSTATES = ("25006", "57P")
 UNAVAILABLE_SQLSTATES = ("08", "57P", "53", "25006", "42501", "57014", "58", "XX")
 
 
+#: Of those, what goes on until somebody mends it: no resources, read-only, privileges revoked.
+LASTING_SQLSTATES = ("53", "25006", "42501")
+
+
 def from_sqlstate(sqlstate: str, message: str, detail: str) -> CorevoError:
     """Turns a server error into the class its SQLSTATE stands for; `message` is the code, `detail` the sentence."""
     found = BY_SQLSTATE.get(sqlstate)

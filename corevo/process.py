@@ -19,6 +19,8 @@ from corevo.store.connections import Connections
 from corevo.tasks import Background
 
 PROBE_SECONDS = 5.0
+#: A disk that is full refuses some statements and not others: one that was refused is a reason for so long.
+REFUSAL_SECONDS = 5.0
 
 
 class Process:
@@ -80,9 +82,15 @@ class Process:
         why = self.background.failures + [found for check in self.checks if (found := check()) is not None]
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                await server.answers(self.db)
-        except (CorevoError, TimeoutError):
+                await server.takes_writes(self.db)
+        except CorevoError as error:
+            why.append(error.detail)
+        except TimeoutError:
             why.append("the database does not answer")
+        else:
+            refusal = self.db.refusal(REFUSAL_SECONDS)
+            if refusal is not None:
+                why.append(f"the database refused a statement: {refusal}")
         return why
 
     def _facts(self) -> dict[str, Any]:

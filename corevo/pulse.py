@@ -39,6 +39,7 @@ STALL_SECONDS = 0.25
 STALL_TOLD_AGAIN = 2.0
 STALLS_KEPT = 50
 HANDOVER_LIMIT = 20_000
+#: Between attempts at most; a quarter of a short TTL: when the database is back, janitors watch for one TTL only.
 RECONNECT_SECONDS = (0.2, 5.0)
 
 
@@ -191,7 +192,7 @@ class Pulse:
             if not self._stop.is_set():
                 self._to_main(self._on_resync)
                 await self._sleep(random.uniform(0.5, 1.0) * delay, even_if_lost=True)
-                delay = min(delay * 2, RECONNECT_SECONDS[1])
+                delay = min(delay * 2, RECONNECT_SECONDS[1], self._settings.heartbeat_ttl_seconds / 4)
 
     async def _round(self, connection: asyncpg.Connection[Any]) -> None:
         if self._heart is not None and self._heart.worker_id is not None:

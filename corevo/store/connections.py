@@ -15,7 +15,14 @@ import asyncpg
 
 from corevo import clock
 from corevo.contracts import Row
-from corevo.errors import MOVED_SQLSTATES, TRANSIENT_SQLSTATES, CorevoError, Unavailable, from_sqlstate
+from corevo.errors import (
+    LASTING_SQLSTATES,
+    MOVED_SQLSTATES,
+    TRANSIENT_SQLSTATES,
+    CorevoError,
+    Unavailable,
+    from_sqlstate,
+)
 
 #: A call that has no answer by then is given up; statement_timeout below it ends it on the server.
 CALL_SECONDS = 8.0
@@ -90,6 +97,7 @@ class Connections:
         self._places = asyncio.Semaphore(limit)
         self._calls: set[asyncio.Task[list[Row]]] = set()
         self._silent_since: float | None = None
+        self._refused = (float("-inf"), "")
         self._closed = False
 
     async def fetch(self, sql: str, *args: object) -> list[Row]:
@@ -116,6 +124,11 @@ class Connections:
     def silent_seconds(self) -> float:
         """For how long every call has failed to reach the database; 0 while the last one did reach it."""
         return 0.0 if self._silent_since is None else clock.seconds() - self._silent_since
+
+    def refusal(self, seconds: float) -> str | None:
+        """What the database refused within the last `seconds` and will go on refusing until somebody mends it."""
+        at, what = self._refused
+        return what if clock.seconds() - at <= seconds else None
 
     async def close(self) -> None:
         """Waits a moment for statements under way, then closes every connection."""
@@ -157,6 +170,8 @@ class Connections:
             rows: list[Row] = await connection.fetch(sql, *args)
         except asyncpg.PostgresError as error:
             self._silent_since = None
+            if (error.sqlstate or "").startswith(LASTING_SQLSTATES):
+                self._refused = (clock.seconds(), f"{error.sqlstate} {error.message}")
             refused = (error.sqlstate or "").startswith("RV") or error.sqlstate in TRANSIENT_SQLSTATES
             await self._give_back(connection, keep=refused)
             if (error.sqlstate or "").startswith(MOVED_SQLSTATES):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from corevo import clock
+from corevo.errors import Unavailable
 from corevo.store import events, migrations
 from corevo.store.connections import Connections, connect
 
@@ -51,9 +52,17 @@ async def facts(db: Connections) -> ServerFacts:
     )
 
 
-async def answers(db: Connections) -> None:
-    """Raises Unavailable unless the database takes a statement now."""
-    await db.fetch("select 1")
+async def takes_writes(db: Connections) -> None:
+    """Raises Unavailable, with the reason, unless the database answers now and lets us write."""
+    row = await db.row(
+        "select current_setting('transaction_read_only') = 'on' as read_only, "
+        "has_table_privilege('corevo.jobs', 'insert') and has_table_privilege('corevo.jobs', 'update') as may_write"
+    )
+    assert row is not None
+    if row["read_only"]:
+        raise Unavailable("the database is read-only")
+    if not row["may_write"]:
+        raise Unavailable("the right to write was revoked")
 
 
 async def room(db: Connections) -> Room:

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import quote, unquote, urlsplit
 
 import asyncpg
@@ -94,6 +95,16 @@ class Server(LocalPostgres):
         await self.run(f'create database "{name}" template "{template}" encoding \'UTF8\' strategy file_copy')
         return beside(self.maintenance, name)
 
+    def fill_disk(self) -> Path:
+        """Until nothing fits any more; returns the file to delete."""
+        filler = self.root / "filler"
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            for size in (1 << 20, 1 << 12, 1):
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(b"x" * size)
+        return filler
+
     async def end_sessions(self, application: str = "corevo%") -> int:
         rows = await self.run(
             "select pg_terminate_backend(pid) from pg_stat_activity "
@@ -102,9 +113,28 @@ class Server(LocalPostgres):
         return len(rows)
 
 
+class MountError(Exception):
+    """This machine lets us mount nothing."""
+
+
 @contextlib.contextmanager
-def _served(settings: Mapping[str, object]) -> Any:
-    with tempfile.TemporaryDirectory(prefix="corevo-faults-pg-") as folder:
+def _small(folder: str, size_mb: int | None) -> Iterator[None]:
+    if size_mb is None:
+        yield
+        return
+    options = f"size={size_mb}m,mode=0700"
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], capture_output=True, text=True)
+    if done.returncode:
+        raise MountError(done.stderr)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@contextlib.contextmanager
+def _served(settings: Mapping[str, object], small_mb: int | None) -> Iterator[Server]:
+    with tempfile.TemporaryDirectory(prefix="corevo-faults-pg-") as folder, _small(folder, small_mb):
         server = Server(Path(folder), {**FAST, **settings})
         server.maintenance = server.start()
         try:
@@ -117,9 +147,9 @@ def _served(settings: Mapping[str, object]) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def a_server(**settings: object) -> AsyncIterator[Server]:
-    """A server with a migrated template."""
-    with _served(settings) as server:
+async def a_server(*, small_mb: int | None = None, **settings: object) -> AsyncIterator[Server]:
+    """A server with a migrated template; on a small disk of its own where mounting is allowed (else MountError)."""
+    with _served(settings, small_mb) as server:
         await migrate(await server.make("corevo_template"))
         yield server
 
