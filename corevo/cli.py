@@ -199,6 +199,7 @@ def _serve(role: str, make: Callable[[Any], Any], options: dict[str, Any]) -> No
         click.echo(f"corevo {role} is ready{where}", err=True)
 
     serve.run(app, listener, ready)
+    serve.leave()
 
 
 def _shown(host: str) -> str:

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from corevo import gate, logs
+from corevo import gate, logs, serve
 from corevo.embedded import LocalPostgres
 from corevo.errors import CorevoError, UsageError
 
@@ -41,6 +41,7 @@ def run(app: str | None, *, host: str | None, port: int | None, reload: bool) ->
     if url:
         _say("using the Postgres that DATABASE_URL names")
         _serve(url, app, host, port)
+        serve.leave()
         return
     server = LocalPostgres(Path(os.environ.get("COREVO_DATA_DIR", ".corevo")), report=_say)
     starting = _InThread(server)
@@ -52,6 +53,7 @@ def run(app: str | None, *, host: str | None, port: int | None, reload: bool) ->
     finally:
         starting.end()
         server.stop()
+        serve.leave()
 
 
 class _InThread:
@@ -79,7 +81,7 @@ class _InThread:
 
 
 def _serve(url: str, app: str | None, host: str | None, port: int | None) -> None:
-    from corevo import metrics, serve, solo
+    from corevo import metrics, solo
     from corevo.settings import load_settings
     from corevo.store import migrations
 
@@ -95,6 +97,7 @@ def _serve(url: str, app: str | None, host: str | None, port: int | None) -> Non
     def ready() -> None:
         if app is None:
             _say("demo agent: no model is behind it; name your own with `corevo dev path/to/agent.py`")
+        _say(f"its database, for psql and `corevo job`: DATABASE_URL='{url}'")
         print(f"Corevo is ready: http://{address}:{listener.getsockname()[1]}", flush=True)
 
     serve.run(starlette, listener, ready)
@@ -102,8 +105,6 @@ def _serve(url: str, app: str | None, host: str | None, port: int | None) -> Non
 
 def _listen(host: str, port: int | None) -> socket:
     """The port that was asked for, or the first free one: two developers' servers may run side by side."""
-    from corevo import serve
-
     if port is not None:
         return serve.listen(host, port)
     for candidate in range(FIRST_PORT, FIRST_PORT + PORTS_TRIED):

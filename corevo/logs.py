@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import traceback
 from collections.abc import MutableMapping
@@ -11,6 +12,7 @@ from typing import Any
 import structlog
 
 FRAMES = 6
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def configure() -> None:
@@ -45,7 +47,7 @@ def _exception_in_line(logger: Any, name: str, record: MutableMapping[str, Any])
 
 def _words(error: BaseException) -> str:
     try:
-        return f"{type(error).__name__}: {error}".replace("\n", "\\n")[:2000]
+        return CONTROL.sub(lambda found: repr(found[0])[1:-1], f"{type(error).__name__}: {error}"[:2000])
     except Exception:
         return type(error).__name__
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from starlette.routing import BaseRoute
@@ -19,6 +20,7 @@ from corevo.store.connections import Connections
 from corevo.tasks import Background
 
 PROBE_SECONDS = 5.0
+FLUSH_SECONDS = 1.0
 #: A disk that is full refuses some statements and not others: one that was refused is a reason for so long.
 REFUSAL_SECONDS = 5.0
 
@@ -68,9 +70,11 @@ class Process:
         self.background.start(self.notifier.run(), "notifier")
 
     async def end(self) -> None:
-        """Stops everything; the pulse outlives the tasks, so that the last heartbeat is the last thing but goodbye."""
+        """Stops everything, the pulse after the tasks. Each step is bounded: a database that hangs holds up no exit."""
         await self.background.stop()
-        await self.notifier.flush()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_SECONDS):
+                await self.notifier.flush()
         if self.pulse is not None:
             await self.pulse.stop()
         await self.db.close()

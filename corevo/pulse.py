@@ -39,6 +39,7 @@ STALL_SECONDS = 0.25
 STALL_TOLD_AGAIN = 2.0
 STALLS_KEPT = 50
 HANDOVER_LIMIT = 20_000
+STOP_SECONDS = 1.5
 #: Between attempts at most; a quarter of a short TTL: when the database is back, janitors watch for one TTL only.
 RECONNECT_SECONDS = (0.2, 5.0)
 
@@ -105,6 +106,7 @@ class Pulse:
 
     def start(self) -> None:
         self._main = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
         self._main_thread = threading.current_thread()
         self._stall_watch = StallWatch(self._main_thread, self._main)
         self._thread = threading.Thread(target=self._run_thread, name="corevo-pulse", daemon=True)
@@ -115,7 +117,9 @@ class Pulse:
         if self._thread is None:
             return
         self._call_own(self._stop.set)
-        await asyncio.to_thread(self._thread.join, STATEMENT_SECONDS + 2)
+        with suppress(TimeoutError):  # it is a daemon: a statement that hangs holds up no exit
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._ended.wait()
         self._stall_watch.close()
         self._thread = None
 
@@ -141,7 +145,10 @@ class Pulse:
     # ── in the pulse's thread ─────────────────────────────────────────────────────────────────────────
 
     def _run_thread(self) -> None:
-        asyncio.run(self._run())
+        try:
+            asyncio.run(self._run())
+        finally:
+            self._to_main(self._ended.set)
 
     async def _run(self) -> None:
         self._own = asyncio.get_running_loop()
@@ -183,8 +190,8 @@ class Pulse:
                 log.warning(
                     "pulse lost its connection", error=f"{type(error).__name__}: {error}", retry_seconds=round(delay, 2)
                 )
-            except asyncpg.InternalClientError as error:
-                log.warning("pulse lost its connection", error=str(error), retry_seconds=round(delay, 2))
+            except Exception as error:  # whatever it is: a worker without a pulse is a dead worker
+                log.error("the pulse failed; it goes on", exc_info=error, retry_seconds=round(delay, 2))
             finally:
                 self.listening = False
                 if connection is not None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +20,8 @@ from corevo.errors import CorevoError
 GOODBYE_SECONDS = 0.2
 #: Connections that streams left open; the streams themselves were closed before.
 CLOSE_SECONDS = 3
+#: For the interpreter to end by itself; it joins threads, and one may be in a blocking call of an agent.
+LEAVE_SECONDS = 1.0
 KEEP_ALIVE_SECONDS = 100  # a platform's router keeps its side for 90
 FRAME_LIMIT_BYTES = 1_048_576 + 65_536
 
@@ -38,8 +42,17 @@ def run(app: Starlette, listener: socket.socket | None, on_ready: Callable[[], N
         factory: Callable[[], asyncio.AbstractEventLoop] | None = uvloop.new_event_loop
     except ImportError:
         factory = None
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(_run(app, listener, on_ready))
+    runner = asyncio.Runner(loop_factory=factory)
+    runner.run(_run(app, listener, on_ready))
+    # Not closed: closing waits without end for a task that swallows its cancellation, and for a thread in a blocking
+    # call. Everything of ours has ended by now; `leave` ends the process.
+
+
+def leave() -> None:
+    """Lets the interpreter end, and ends it with status 0 where something of an agent still holds it."""
+    last = threading.Timer(LEAVE_SECONDS, os._exit, [0])
+    last.daemon = True
+    last.start()
 
 
 async def _run(app: Starlette, listener: socket.socket | None, on_ready: Callable[[], None]) -> None:

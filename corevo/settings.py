@@ -71,6 +71,10 @@ class Settings(BaseSettings):
     def _is_postgres(cls, value: str) -> str:
         if value and urlsplit(value).scheme not in ("postgres", "postgresql"):
             raise ValueError("must begin with postgresql://")
+        try:
+            _ = urlsplit(value).port
+        except ValueError as error:
+            raise ValueError(f"the port is none ({error})") from None
         return value
 
     @property

@@ -29,6 +29,11 @@ log = structlog.get_logger()
 CHANNELS = (WORK_CHANNEL, JOB_CHANNEL)
 #: Kept of the grace for ending what was interrupted.
 ENDING_SECONDS = 5.0
+#: Of these, kept for storing the endings of agents that do not stop.
+STORING_SECONDS = 2.5
+#: A last word that the database does not take by then is left to the janitor.
+SAY_SECONDS = 1.0
+LOOK_SECONDS = 0.1
 REGISTER_RETRY_SECONDS = 2.0
 
 
@@ -45,6 +50,7 @@ class Worker:
         self._database_silent = db.silent_seconds
         self._agents = agents
         self._retired = False
+        self._ends_at = 0.0
         self._wake = asyncio.Event()
         self._good_beat = clock.seconds()
         self._claimed_at = clock.seconds()
@@ -120,30 +126,33 @@ class Worker:
         self._wake.clear()
 
     def stop_claiming(self) -> None:
-        """In the tick of the signal; may be called again."""
-        self.draining = True
+        """In the tick of the signal, from which the grace counts; may be called again."""
+        if not self.draining:
+            self.draining = True
+            self._ends_at = clock.seconds() + self._settings.stop_grace_seconds
         self._wake.set()
 
     async def drain(self) -> None:
         """Takes nothing more, gives back what did not start, lets runs finish within the grace, interrupts the rest."""
         self.stop_claiming()
-        ends_at = clock.seconds() + self._settings.stop_grace_seconds
         try:
-            await workers.drain(self._db, self.worker_id)
-        except CorevoError as error:
+            async with asyncio.timeout(SAY_SECONDS):
+                await workers.drain(self._db, self.worker_id)
+        except (CorevoError, TimeoutError) as error:
             log.warning("could not say that this worker drains", error=str(error))
-        if not await self._empty_by(ends_at - ENDING_SECONDS):
-            log.warning("interrupting runs", count=len(self.executor.jobs))
-            self.executor.stop_all("interrupted")
-            await self._empty_by(ends_at)
+        if not await self._ended_by(self._ends_at - ENDING_SECONDS):
+            log.warning("interrupting runs", count=self.executor.unended)
+            self.executor.interrupt_all(max(0.0, self._ends_at - clock.seconds() - STORING_SECONDS))
+            await self._ended_by(self._ends_at - SAY_SECONDS)
 
     async def retire(self) -> None:
         """The last word; the heartbeat has outlived the last job."""
         self._retired = True
         self.heart.worker_id = None
         try:
-            await workers.retire(self._db, self.worker_id)
-        except CorevoError as error:
+            async with asyncio.timeout(SAY_SECONDS):
+                await workers.retire(self._db, self.worker_id)
+        except (CorevoError, TimeoutError) as error:
             log.warning("could not say goodbye; a janitor will notice", error=str(error))
 
     # ── for solo: the local direct path ───────────────────────────────────────────────────────────────
@@ -208,7 +217,7 @@ class Worker:
         """A refused worker comes back as a new incarnation, once its old runs have ended."""
         if self.draining:
             return
-        await self._empty_by(clock.seconds() + 2 * ENDING_SECONDS)
+        await self._ended_by(clock.seconds() + 2 * ENDING_SECONDS)
         self.worker_id = WorkerId(uuid4())
         try:
             await self.begin()
@@ -216,12 +225,13 @@ class Worker:
             log.warning("could not register again", error=str(error))
             await asyncio.sleep(REGISTER_RETRY_SECONDS)
 
-    async def _empty_by(self, moment: float) -> bool:
-        while not self.executor.idle:
+    async def _ended_by(self, moment: float) -> bool:
+        """Waits until no job of ours is unended in the database; False when `moment` came first."""
+        while self.executor.unended:
             left = moment - clock.seconds()
             if left <= 0:
                 return False
-            await self.executor.wait_for_one(left)
+            await self.executor.wait_for_one(min(left, LOOK_SECONDS))
         return True
 
 
@@ -253,6 +263,8 @@ def create_app(settings: Settings | None = None, app: str | None = None) -> Star
 
 
 def load_agents(settings: Settings, app: str | None, role: str) -> dict[str, Agent]:
+    if settings.places + settings.heavy_places == 0:
+        raise UsageError("COREVO_PLACES and COREVO_HEAVY_PLACES are both 0: nothing could run")
     target = app or settings.app
     if not target:
         raise UsageError(f"name the agents to serve: `corevo {role} APP`, or COREVO_APP")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -192,3 +193,36 @@ async def asks(run: Run) -> None:
     except TimeoutError:
         answer = "nothing"
     await run.say(f"You said {answer}.")
+
+
+@agent("never-ends")
+async def never_ends(run: Run) -> None:
+    """Swallows every cancellation, and goes on talking."""
+    await run.say("never ")
+    while True:
+        try:
+            await asyncio.sleep(0.1)
+            await run.say("x")
+        except asyncio.CancelledError:
+            continue
+
+
+@agent("blocks-a-thread")
+async def blocks_a_thread(run: Run) -> None:
+    await run.say("in a thread ")
+    await asyncio.to_thread(time.sleep, 120)
+
+
+@agent("slow-clean-up")
+async def slow_clean_up(run: Run) -> None:
+    await run.say("working ")
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        await asyncio.sleep(7)
+
+
+@agent("heavy-sleeps", lane="heavy")
+async def heavy_sleeps(run: Run) -> None:
+    await run.say("sleeping ")
+    await asyncio.sleep(3600)

@@ -13,7 +13,7 @@ import base64
 import binascii
 import re
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from uuid import UUID
 
 from corevo.contracts import ExecutionId, JobId
@@ -23,6 +23,8 @@ ID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 STREAM = re.compile(rf"({ID}):(?:([0-9]{{1,18}})(:end)?|end)", re.IGNORECASE | re.ASCII)
 UUID_TEXT = re.compile(ID, re.IGNORECASE | re.ASCII)
 INT4_LIMIT = 2**31
+#: Of moments in our cursors; what lies outside was made by hand, and the database or Python may not hold it.
+FIRST_YEAR, LAST_YEAR = 2000, 2999
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,10 @@ def parse_page_by_time(text: str) -> tuple[datetime, UUID]:
     at, _, last = _unpack(text).partition("|")
     try:
         moment, last_id = datetime.fromisoformat(at), UUID(last)
-    except ValueError:
+        if moment.tzinfo is None or not FIRST_YEAR <= moment.astimezone(UTC).year <= LAST_YEAR:
+            raise ValueError(at)
+    except (ValueError, OverflowError):
         raise BadCursor("this cursor is not one of ours") from None
-    if moment.tzinfo is None:
-        raise BadCursor("this cursor is not one of ours")
     return moment, last_id
 
 

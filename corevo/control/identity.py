@@ -57,7 +57,9 @@ class Identity:
         hosts = connection.headers.getlist("host")
         host = _authority(hosts[0], str(connection.scope.get("scheme", "http"))) if len(hosts) == 1 else None
         anywhere = self._settings.auth == "on" or self._settings.auth_off_anywhere
-        if not anywhere and (host is None or not _is_loopback(host[0])):
+        client = connection.client
+        near = client is None or _is_loopback(client.host)  # None: a Unix socket
+        if not anywhere and (host is None or not _is_loopback(host[0]) or not near):
             raise ForbiddenHost("without sign-in only this machine may call, by a loopback name")
         for origin in connection.headers.getlist("origin"):
             try:

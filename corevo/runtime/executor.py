@@ -16,6 +16,7 @@ import structlog
 from corevo import clock, metrics
 from corevo.contracts import (
     JOB_CHANNEL,
+    LANES,
     WORK_CHANNEL,
     AcceptedCommand,
     Claim,
@@ -36,7 +37,7 @@ from corevo.notifier import Notifier
 from corevo.runtime.batching import Batcher
 from corevo.runtime.call import call_agent
 from corevo.runtime.mailbox import Mailbox, Settle
-from corevo.runtime.place import BROKEN, Place, StopReason, judge
+from corevo.runtime.place import BROKEN, Place, judge
 from corevo.runtime.registry import Agent
 from corevo.runtime.run import Run
 from corevo.runtime.sanitize import encode_answer
@@ -49,9 +50,8 @@ log = structlog.get_logger()
 #: What a run sees of its thread at most.
 CONTEXT_LIMIT_MESSAGES = 1_000
 CONTEXT_LIMIT_CHARACTERS = 1_000_000
-#: An agent that was told to stop and does not: its job ends all the same, its place stays taken.
-STOP_SECONDS = 10.0
 RETRY_SECONDS = (0.2, 3.0)
+PATIENCE_STEP_SECONDS = 0.25
 
 
 class Executor:
@@ -86,6 +86,7 @@ class Executor:
         self._reserved: dict[Lane, int] = {"normal": 0, "heavy": 0}
         self._busy: dict[Lane, int] = {"normal": 0, "heavy": 0}
         self._ghosts: dict[tuple[JobId, UUID], int] = {}
+        self._ending_ghosts: set[tuple[JobId, UUID]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading = Batcher(self._read_batch)
         self._starting = Batcher(self._start_batch)
@@ -142,6 +143,7 @@ class Executor:
             if job is not None:
                 await self._execute(place, job)
         finally:
+            place.ended = True
             if place.task is not None and not place.task.done():
                 await asyncio.wait([place.task])  # the place is free when the coroutine has ended
             if self.jobs.get(place.claim.job_id) is place:
@@ -249,29 +251,30 @@ class Executor:
             await self._until_ended_or_stopped(place)
         finally:
             deadline.cancel()
+        outcome, reason, message = judge(place)  # now: a stop that comes while the last events travel is too late
         await self._writer.close(output)
         if place.stop_reason == "fenced":
             log.warning("a run was ended by others", job_id=str(job.job_id), ended_by=place.refused or "fenced")
             return
-        outcome, reason, message = judge(place)
+        if place.stop_reason == "broken":
+            outcome, reason, message = judge(place)
         if outcome == "completed" and output.said:
             output.freeze("text.done", encode_answer(output.said))
         tail = () if place.stop_reason == "broken" else output.from_seq(output.stored_seq + 1)
         await self._finish(place, output, Finish(output.execution_id, output.token, outcome, reason, message, tail))
 
     async def _until_ended_or_stopped(self, place: Place) -> None:
-        """Returns when the agent has ended, or STOP_SECONDS after it was told to."""
+        """Returns when the agent has ended, or when its patience is over after it was told to."""
         task = place.task
         assert task is not None
         stopping = asyncio.create_task(place.stopping.wait())
         try:
             await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
+            told = clock.seconds()
+            while not task.done() and clock.seconds() - told < place.patience_seconds:  # a deploy may shorten it
+                await asyncio.wait([task], timeout=min(PATIENCE_STEP_SECONDS, place.patience_seconds))
             if not task.done():
-                await asyncio.wait([task], timeout=STOP_SECONDS)
-                if not task.done():
-                    log.error(
-                        "an agent swallows its cancellation", agent=task.get_name(), job_id=str(place.claim.job_id)
-                    )
+                log.error("an agent swallows its cancellation", agent=task.get_name(), job_id=str(place.claim.job_id))
         finally:
             stopping.cancel()
 
@@ -365,9 +368,16 @@ class Executor:
         for place in self.jobs.values():
             place.stop("fenced")
 
-    def stop_all(self, reason: StopReason) -> None:
+    def interrupt_all(self, patience_seconds: float) -> None:
+        """Ends every run as interrupted, also of agents that do not stop within the patience."""
         for place in self.jobs.values():
-            place.stop(reason)
+            place.patience_seconds = min(place.patience_seconds, patience_seconds)
+            place.stop("interrupted")
+
+    @property
+    def unended(self) -> int:
+        """Jobs that are not ended in the database yet. An agent that swallows its cancellation may outlive its job."""
+        return sum(not place.ended for place in self.jobs.values())
 
     def unstarted(self) -> list[Place]:
         return [place for place in self.jobs.values() if place.execution_id is None]
@@ -402,22 +412,28 @@ class Executor:
         """A job the database says is ours and nobody here knows, in two replies: the answer to a call was lost."""
         key = (job.job_id, job.token)
         self._ghosts[key] = self._ghosts.get(key, 0) + 1
-        if self._ghosts[key] == 2:
+        if self._ghosts[key] >= 2 and key not in self._ending_ghosts:
+            self._ending_ghosts.add(key)
             self._spawn(self._end_ghost(job))
 
     async def _end_ghost(self, job: OwnedJob) -> None:
+        """Again at a later beat where it cannot be done now."""
         log.warning("ending a ghost", job_id=str(job.job_id), started=job.execution_id is not None)
         try:
             if job.execution_id is None:
                 await jobs.release(self._db, Claim(job.job_id, job.epoch, job.token))
-                self._notifier.post(WORK_CHANNEL, "normal")
+                self._notifier.post_lines(WORK_CHANNEL, LANES)
             else:
                 await self._finishing.ask(
                     Finish(job.execution_id, job.token, "lost", "worker_lost", "the worker lost this run", ())
                 )
             self._notifier.post(JOB_CHANNEL, str(job.job_id))
+        except Stale as error:
+            log.info("a ghost was gone already", job_id=str(job.job_id), lost_to=error.ended_by)
         except CorevoError as error:
-            log.info("a ghost was gone already", job_id=str(job.job_id), error=str(error))
+            log.warning("a ghost could not be ended yet", job_id=str(job.job_id), error=str(error))
+        finally:
+            self._ending_ghosts.discard((job.job_id, job.token))
 
     # ── batches ───────────────────────────────────────────────────────────────────────────────────────
 

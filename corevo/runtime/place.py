@@ -21,6 +21,9 @@ log = structlog.get_logger()
 StopReason = Literal["cancelled", "timed_out", "interrupted", "broken", "fenced"]
 BROKEN = ("event_refused", "history_lost")
 
+#: An agent that was told to stop and does not: its job ends all the same, its place stays taken.
+STOP_SECONDS = 10.0
+
 
 @dataclass(slots=True)
 class Place:
@@ -38,6 +41,8 @@ class Place:
     stop_reason: StopReason | None = None
     refused: str | None = None  # what the database said it lost to
     finishing: bool = False
+    ended: bool = False  # the database has it, or others do: nothing more is to be written
+    patience_seconds: float = STOP_SECONDS
     missed_beats: int = 0
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 

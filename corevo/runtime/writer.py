@@ -44,6 +44,7 @@ FLUSH_GAP_SECONDS = 0.005
 BUSY_FLUSHES = 10  # within BUSY_WINDOW_SECONDS: the rate has grown
 BUSY_WINDOW_SECONDS = 0.1
 BUSY_RETRY_SECONDS = 0.05
+CLOSED_SECONDS = 0.05
 PROBE_SECONDS = 0.5
 RETRY_SECONDS = (0.1, 2.0)
 
@@ -88,7 +89,8 @@ class RunOutput:
         self.idle.set()
 
     async def text(self, text: str) -> None:
-        await self._wait_for_room()
+        if not await self._wait_for_room():
+            return
         self.text_characters += len(text)
         if self.text_characters > TEXT_LIMIT_CHARACTERS:
             raise ValueError(f"an answer may have {TEXT_LIMIT_CHARACTERS} characters")
@@ -103,7 +105,8 @@ class RunOutput:
             self._grew(len(piece))
 
     async def event(self, type: str, data: str) -> None:
-        await self._wait_for_room()
+        if not await self._wait_for_room():
+            return
         self.drafts.append(Draft(type, data))
         self._grew(len(data))
 
@@ -115,9 +118,13 @@ class RunOutput:
     def unsent(self) -> bool:
         return bool(self.drafts) or (bool(self.frozen) and self.frozen[-1].seq > self.stored_seq)
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_room(self) -> bool:
+        """False when the run was ended: what an agent says that does not stop is dropped, and it is slowed down."""
         while not self.room.is_set():
             await self.room.wait()
+        if self.closed:
+            await asyncio.sleep(CLOSED_SECONDS)
+        return not self.closed
 
     def _grew(self, size: int) -> None:
         self.unsent_bytes += size

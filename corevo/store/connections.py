@@ -30,6 +30,7 @@ CONNECT_SECONDS = 5.0
 #: How long a call waits for a free connection before the caller is told that the database is busy.
 WAIT_SECONDS = 8.0
 ATTEMPTS = 4
+CLOSE_SECONDS = 1.0
 
 SESSION_SETTINGS = {
     "statement_timeout": "7000",
@@ -134,7 +135,7 @@ class Connections:
         """Waits a moment for statements under way, then closes every connection."""
         self._closed = True
         if self._calls:
-            await asyncio.wait(self._calls, timeout=CALL_SECONDS)
+            await asyncio.wait(self._calls, timeout=CLOSE_SECONDS)
         await self._discard_idle()
 
     async def _call(self, sql: str, args: tuple[object, ...]) -> list[Row]:

@@ -62,6 +62,13 @@ begin
   return v_text;
 end $$;
 
+-- The text of a job's newest execution: what a job has said that ends while none is open.
+create or replace function corevo.job_text(p_job uuid)
+returns text language sql volatile as $$
+  select coalesce(
+    (select corevo.execution_text(x.id) from corevo.executions x where x.job_id = p_job order by x.epoch desc limit 1), '')
+$$;
+
 -- Ends one execution: writes its terminal event above everything stored.
 -- Needs:   the execution locked by the caller, in an earlier statement.
 -- Returns: the terminal event, and the text so far.

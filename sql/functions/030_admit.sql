@@ -10,7 +10,7 @@
 --          epoch, token   set when p_worker took the job at once (local direct), else null
 --          touched   other jobs whose state changed in this call
 -- p_on_busy null: join for the same agent and input as the current job's, else replace.
--- p_worker  asks for the local direct path: the worker has a free place of its own and takes the new job with
+-- p_worker  asks for the local direct path: the worker keeps a free place (of lane normal) and takes the new job with
 --           epoch 1 in this transaction, unless an older claimable job of the lane waits.
 create or replace function corevo.admit(
   p_account uuid,
@@ -166,7 +166,7 @@ begin
       end loop;
       touched := touched || v_current.id;
       if v_current.execution_id is null then
-        perform corevo.end_job(v_current, 'cancelled', 'replaced', null, '', v_now);
+        perform corevo.end_job(v_current, 'cancelled', 'replaced', null, corevo.job_text(v_current.id), v_now);
         v_blocked_by := null;
       elsif v_current.cancel_requested_at is null then
         update corevo.jobs j set cancel_requested_at = v_now where j.id = v_current.id;
@@ -179,7 +179,7 @@ begin
   -- message and job
   job_id := corevo.uuid7(v_now);
   thread_id := v_thread.id;
-  if p_worker is not null and v_blocked_by is null
+  if p_worker is not null and v_blocked_by is null and v_agent.lane = 'normal'
      and exists (select 1 from corevo.workers w
                    where w.id = p_worker and w.fenced_at is null and w.draining_at is null and v_agent.name = any (w.agents))
      and not exists (select 1 from corevo.jobs j

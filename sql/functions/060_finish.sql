@@ -79,7 +79,7 @@ begin
         where e.id = v_run.id
       on conflict do nothing;
     select j.* into v_job from corevo.jobs j where j.id = v_execution.job_id;
-    v_retry := v_run.outcome = 'failed' and v_job.attempts < v_job.max_attempts and v_job.cancel_requested_at is null;
+    v_retry := v_run.outcome in ('failed', 'lost') and v_job.attempts < v_job.max_attempts and v_job.cancel_requested_at is null;
     select e.terminal_seq, e.terminal_data, e.text_so_far into terminal_seq, terminal_data, v_text
       from corevo.end_execution(v_run.id, v_run.outcome, v_run.reason, v_run.message, v_retry, v_now) e;
     stored_seq := terminal_seq;

@@ -48,7 +48,7 @@ begin
     update corevo.jobs j set cancel_requested_at = coalesce(j.cancel_requested_at, v_now) where j.id = p_job;
   end if;
   if v_job.execution_id is null then
-    promoted := corevo.end_job(v_job, 'cancelled', 'cancelled', null, '', v_now);
+    promoted := corevo.end_job(v_job, 'cancelled', 'cancelled', null, corevo.job_text(p_job), v_now);
     ended := true;
   end if;
   return next;

@@ -126,7 +126,8 @@ begin
       return;
     end if;
     if v_job.losses + 1 >= 3 then
-      promoted := corevo.end_job(v_job, 'failed', 'poison', 'three workers died before they could start it', '', v_now);
+      promoted := corevo.end_job(v_job, 'failed', 'poison', 'three workers died before they could start it',
+        corevo.job_text(p_job), v_now);
       result := 'poison';
     else
       update corevo.jobs j
@@ -166,14 +167,21 @@ begin
   end if;
 end $$;
 
--- Jobs that no worker took in time. Only the time during which they were claimable counts.
+-- Since when the janitor has watched without a hole: a time in which nobody could take a job, because the database was
+-- away for instance, must not count against it. Nobody has ever watched: no limit.
+create or replace function corevo.watched_since()
+returns timestamptz language sql stable as $$
+  select coalesce(max(d.watching_since), '-infinity') from corevo.duties d where d.name = 'janitor'
+$$;
+
+-- Jobs that no worker took in time. Only time counts in which they were claimable and somebody watched.
 create or replace function corevo.jobs_to_expire(
   p_limit_seconds double precision,
   p_limit int
 ) returns table (job_id uuid) language sql stable as $$
   select j.id from corevo.jobs j
     where j.state = 'queued' and j.blocked_by is null and j.worker_id is null
-      and j.waiting_since < corevo.now() - p_limit_seconds * interval '1 second'
+      and greatest(j.waiting_since, corevo.watched_since()) < corevo.now() - p_limit_seconds * interval '1 second'
     order by j.waiting_since limit p_limit
 $$;
 
@@ -194,10 +202,10 @@ begin
   v_now := corevo.now();
   expired := coalesce(
     v_job.state = 'queued' and v_job.blocked_by is null and v_job.worker_id is null
-    and v_job.waiting_since < v_now - p_limit_seconds * interval '1 second', false);
+    and greatest(v_job.waiting_since, corevo.watched_since()) < v_now - p_limit_seconds * interval '1 second', false);
   if expired then
     promoted := corevo.end_job(v_job, 'expired', 'queue_timeout',
-      format('no worker took it within %s s', round(p_limit_seconds::numeric)), '', v_now);
+      format('no worker took it within %s s', round(p_limit_seconds::numeric)), corevo.job_text(p_job), v_now);
   end if;
 end $$;
 

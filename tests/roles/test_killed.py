@@ -88,3 +88,31 @@ async def _claimed(database: str, job_id: JobId) -> asyncpg.Record | None:
 
 async def _logged(process: Process, words: str) -> bool:
     return words in process.output
+
+
+async def test_a_claim_whose_answer_was_lost_is_given_back_even_if_that_fails_at_first(
+    client: Client, database: str
+) -> None:
+    async with role(database, "worker", APP, "--places", "1"):
+        busy = await client.admit("sleeps", "x")
+        await client.said(busy.job_id)
+        waiting = await client.admit("echo", "hello")
+        connection = await asyncpg.connect(database)
+        try:
+            claimed = await connection.fetch(  # as the worker itself would, and then the answer is lost
+                "select c.job_id from corevo.workers w, corevo.claim(w.id, gen_random_uuid(), $1, 'normal', 1) c",
+                ["echo"],
+            )
+            assert [row["job_id"] for row in claimed] == [waiting.job_id]
+            async with connection.transaction():  # held for longer than the worker waits for a lock
+                await connection.execute("select from corevo.jobs where id = $1 for update", waiting.job_id)
+                await connection.execute("select pg_sleep(6)")
+        finally:
+            await connection.close()
+
+        async def free() -> bool:
+            return await _claimed(database, waiting.job_id) is None
+
+        await eventually(free, what="the ghost's end", seconds=10)
+        async with role(database, "worker", APP):
+            assert (await client.ended(waiting.job_id)).state == "completed"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
+from uuid import UUID
 
+import httpx
 import pytest
 
-from corevo.contracts import JOB_CHANNEL
+from corevo.contracts import JOB_CHANNEL, JobId
 from corevo.store import commands, notify
 from tests.client import Client
 from tests.processes import Process, role
@@ -176,3 +179,36 @@ async def test_stopped_right_after_its_start_a_worker_exits_at_once(database: st
             process.signal(signal.SIGTERM)
             assert await process.wait(5) == 0, process.output
             assert "declared dead" not in process.output
+
+
+@pytest.mark.parametrize("agent", ["never-ends", "blocks-a-thread", "slow-clean-up"])
+async def test_whatever_an_agent_does_the_process_exits_within_the_grace(
+    client: Client, database: str, agent: str
+) -> None:
+    async with role(database, "worker", "tests/agents.py", settings={"COREVO_STOP_GRACE_SECONDS": "6"}) as process:
+        admitted = await client.admit(agent, "x")
+        await client.said(admitted.job_id)
+        process.signal(signal.SIGTERM)
+        assert await process.wait(6 + 2.5) == 0
+    job = await client.job(admitted.job_id)
+    assert (job.state, job.error_code) == ("interrupted", "worker_stopping")
+
+
+async def test_a_worker_without_places_is_refused(database: str) -> None:
+    async with role(
+        database, "worker", "tests/agents.py", "--places", "0", "--heavy-places", "0", ready=False
+    ) as process:
+        assert await process.wait() == 2
+
+
+async def test_heavy_jobs_take_heavy_places_in_solo_too(client: Client, database: str) -> None:
+    async with role(database, "solo", "tests/agents.py", "--port", "0") as solo, httpx.AsyncClient() as http:
+        ids = []
+        for _ in range(3):
+            body = {"text": "x", "agent": "heavy-sleeps"}
+            ids.append((await http.post(f"{solo.url}/api/jobs", json=body)).json()["job"]["id"])
+        body = {"text": "light", "agent": "echo"}
+        light = (await http.post(f"{solo.url}/api/jobs", json=body)).json()["job"]["id"]
+        assert (await client.ended(JobId(UUID(light)), seconds=5)).state == "completed"
+        states = Counter([(await client.job(JobId(UUID(i)))).state for i in ids])
+        assert states == {"running": 1, "queued": 2}

@@ -441,13 +441,29 @@ class TestRetry:
             await protocol.move_clock("31 seconds")
         assert (await protocol.job(run.job))["state"] == "failed"
 
-    @pytest.mark.parametrize("outcome", ["cancelled", "timed_out", "interrupted", "completed", "lost"])
-    async def test_is_only_for_failures(self, protocol: Protocol, account: UUID, outcome: str) -> None:
+    @pytest.mark.parametrize("outcome", ["cancelled", "timed_out", "interrupted", "completed"])
+    async def test_is_only_for_failures_and_losses(self, protocol: Protocol, account: UUID, outcome: str) -> None:
         worker = await protocol.worker("again", max_attempts=2)
         await protocol.admit(account, agent="again")
         run = await protocol.running(worker, agents=["again"])
         (row,) = await protocol.finish(piece(run), outcomes=[outcome])
         assert row["result"] == "ended"
+
+    async def test_a_run_that_its_owner_lost_is_tried_again_too(self, protocol: Protocol, account: UUID) -> None:
+        worker = await protocol.worker("again", max_attempts=2)
+        await protocol.admit(account, agent="again")
+        run = await protocol.running(worker, agents=["again"])
+        (row,) = await protocol.finish(piece(run), outcomes=["lost"])
+        assert row["result"] == "retry"
+
+    async def test_a_cancel_between_two_attempts_keeps_what_was_said(self, protocol: Protocol, account: UUID) -> None:
+        worker = await protocol.worker("again", max_attempts=2)
+        await protocol.admit(account, agent="again")
+        run = await protocol.running(worker, agents=["again"])
+        await protocol.append(piece(run, 2, "so far"))
+        await protocol.finish(piece(run, 3), outcomes=["failed"])
+        assert (await protocol.cancel(account, run.job))["ended"] is True
+        assert tuple(await protocol.answer(run.job)) == ("so far", "cancelled")
 
     async def test_is_forbidden_by_a_requested_cancel(self, protocol: Protocol, account: UUID) -> None:
         worker = await protocol.worker("again", max_attempts=2)

@@ -273,6 +273,21 @@ class TestSweep:
 
 
 class TestExpire:
+    async def test_time_in_which_nobody_watched_does_not_count_against_a_job(
+        self, protocol: Protocol, account: UUID, worker: UUID
+    ) -> None:
+        """An outage of the database: nobody could have taken it."""
+        admitted = await protocol.admit(account)
+        janitor, token = uuid4(), uuid4()
+        await protocol.duty(janitor, token)
+        await protocol.move_clock("61 seconds")
+        await protocol.duty(janitor, token)  # after a hole
+        assert (await protocol.expire(admitted["job_id"]))["expired"] is False
+        for seconds in range(68, 126, 7):
+            await protocol.move_clock(f"{seconds} seconds")
+            await protocol.duty(janitor, token)
+        assert (await protocol.expire(admitted["job_id"]))["expired"] is True
+
     async def test_a_job_that_nobody_took_in_time_is_expired(
         self, protocol: Protocol, account: UUID, worker: UUID
     ) -> None:
