@@ -31,13 +31,14 @@ async def says(run: Run) -> str:
 
 @agent("big")
 async def big(run: Run) -> None:
-    """As many characters of prose with markdown as the message's number."""
-    left = int(run.messages[-1].text.split()[0])
+    """As many characters of prose with markdown as the message's number; in one paragraph if it says so."""
+    wish = run.messages[-1].text
+    left = int(wish.split()[0])
     line = 0
     while left > 0:
         line += 1
         piece = f"Line {line} has **bold words**, `code` and a [link](https://www.example.org/{line}) in it, like any. "
-        piece += "\n\n" if line % 6 == 0 else ""
+        piece += "\n\n" if line % 6 == 0 and "paragraph" not in wish else ""
         piece = piece[:left]
         left -= len(piece)
         await run.say(piece)

@@ -27,6 +27,7 @@ FLAGS = [
     "--disable-dev-shm-usage",
 ]
 PATIENCE_MS = 15_000
+expect.set_options(timeout=PATIENCE_MS)
 
 #: Every text that the newest answer had when a frame was painted, and how long the page was frozen.
 RECORDER = """

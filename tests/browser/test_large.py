@@ -101,3 +101,11 @@ async def test_an_answer_of_200_kb_streams(fleet: Fleet, someone: Person) -> Non
     await screen.page.reload()
     await expect(screen.last.locator(".rich strong").last).to_be_attached()
     assert await screen.longest_freeze() < FREEZE_MS
+
+
+async def test_an_answer_of_one_endless_paragraph_streams(fleet: Fleet, someone: Person) -> None:
+    screen = await someone.open(fleet.one.url)
+    await screen.send("100000 in one paragraph", "big")
+    await expect(screen.page.locator(".message.assistant[aria-busy=false]")).to_have_count(1, timeout=60_000)
+    assert (await screen.paints())[-1] == (await screen.messages())[1]["text"]
+    assert await screen.longest_freeze() < FREEZE_MS

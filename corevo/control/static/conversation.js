@@ -53,7 +53,9 @@ export class Conversation {
     this.older = null; // cursor of the page before; undefined while unknown
     this.newer = null; // cursor of the last kept message, when newer ones are not in the page
     this.loading = null;
+    this.opening = null;
     this.wanted = false;
+    this.missing = false; // the thread that was asked for is not there
   }
 
   get busy() {
@@ -90,7 +92,13 @@ export class Conversation {
     await this.loadNewest();
   }
 
-  async loadNewest() {
+  /** The newest page instead of what is shown; asked for twice, it is read once. */
+  loadNewest() {
+    this.opening ??= this.readNewest().finally(() => (this.opening = null));
+    return this.opening;
+  }
+
+  async readNewest() {
     const visit = this.visit;
     const patience = setTimeout(() => visit === this.visit && !this.turns.length && this.say({ title: "", text: t("thread.loading") }), 400);
     try {
@@ -177,7 +185,8 @@ export class Conversation {
   /** The thread was deleted, or never was: what is written next begins a new one. */
   gone() {
     this.open(null);
-    this.say({ title: t("thread.missing"), text: t("thread.missing_next") });
+    this.missing = true;
+    this.showBlank();
   }
 
   /** A place in the queue changes without a word: others leave it. */
@@ -378,6 +387,7 @@ export class Conversation {
   stop() {
     const run = this.current;
     if (run !== null) this.connection.transmit({ op: "cancel", ref: `cancel:${run.id}`, job_id: run.id });
+    else if (!this.connection.open) for (const entry of this.outbox.of(this.threadId, this.fresh)) this.discard(this.byId.get(entry.key));
   }
 
   // ── what the socket says ──
@@ -546,6 +556,7 @@ export class Conversation {
 
   showBlank() {
     if (this.turns.length) return this.say(null);
+    if (this.missing) return this.say({ title: t("thread.missing"), text: t("thread.missing_next") });
     const { agents, demo } = this.demo();
     if (agents === 0) return this.say({ title: t("empty.title"), text: t("empty.no_agent") });
     return this.say({ title: t("empty.title"), text: t("empty.text"), chips: demo ? ["markdown", "long", "slow", "fail"] : null });

@@ -115,7 +115,7 @@ function go(id, { push = true, focus = true } = {}) {
 
 function entitle(thread) {
   const title = conversation.threadId === null && !thread.id ? "" : thread.title || "";
-  setText($("title"), title);
+  setText($("title"), title || t("threads.new"));
   document.title = title ? `${title} · ${APP}` : APP;
 }
 
@@ -166,6 +166,7 @@ const banner = {
       return left > 1 ? t("connection.lost_in", { n: left }) : t("connection.lost");
     };
     const paint = () => {
+      if (this.place.hidden) announce(words()); // once: a countdown is not read aloud
       setText(this.place.querySelector("span"), words());
       this.place.querySelector("button").hidden = state === "offline";
       this.place.hidden = false;

@@ -1,8 +1,8 @@
 // Keeps pages in agreement: a look at the list every few seconds while the page is visible, less often while nothing
 // changes, and at once when another tab of this browser says that something did.
 
-const SOON_MS = 4_000;
-const LATE_MS = 20_000;
+const SOON_MS = 3_000;
+const LATE_MS = 8_000;
 const HINT_MS = 150;
 
 export class Sync {
@@ -50,7 +50,7 @@ export class Sync {
       // away: the connection's banner says so
     }
     this.busy = false;
-    this.pause = news ? SOON_MS : Math.min(this.pause * 1.25, LATE_MS);
+    this.pause = news ? SOON_MS : Math.min(this.pause * 1.15, LATE_MS);
     this.plan(this.again ? HINT_MS : this.pause);
     this.again = false;
   }
