@@ -320,6 +320,12 @@ class StreamHead:
         return self.last_execution_id is not None and self.last_ended and not self.last_will_retry
 
 
+    @property
+    def ends_with_job_frame(self) -> bool:
+        """An ended job whose end is no event: no execution ended it, or nothing of it is stored any more."""
+        return self.ended and not (self.ends_with_event and self.last_seq)
+
+
 @dataclass(frozen=True, slots=True)
 class Duty:
     held: bool

@@ -80,8 +80,9 @@ class Events:
             return (0, 0)
         at = cursor.parse_stream(after)
         if at.seq is None:
-            if at.id != job_id:
-                raise BadCursor("this cursor is not of this job")
+            heads = await events.heads(self._db, [job_id]) if at.id == job_id else []
+            if not heads or not heads[0].ends_with_job_frame:
+                raise BadCursor("this job did not end so")
             return None
         epoch = await events.execution_epoch(self._db, job_id, ExecutionId(at.id))
         if epoch is None:

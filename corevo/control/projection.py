@@ -18,7 +18,6 @@ from corevo import clock, metrics, wire
 from corevo.contracts import (
     EVENT_CHANNEL,
     JOB_CHANNEL,
-    UNENDED_STATES,
     AccountId,
     ExecutionId,
     JobId,
@@ -150,9 +149,9 @@ class Projector:
             return Viewer(stream, wake)
         at = cursor.parse_stream(after)
         if at.seq is None:
-            if at.id == stream.job_id and view.state not in UNENDED_STATES:
+            if at.id == stream.job_id:
                 heads = await events.heads(self._db, [stream.job_id])
-                if heads and not (heads[0].ends_with_event and heads[0].last_seq):
+                if heads and heads[0].ends_with_job_frame:
                     return Viewer(stream, wake, ended=True)
             raise BadCursor("this job did not end so")
         execution = ExecutionId(at.id)

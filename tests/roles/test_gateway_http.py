@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ import pytest
 from corevo.store.connections import Connections
 from tests.gateways import gateway_on
 from tests.hand import Hand
+from tests.processes import eventually, role
 
 MISSING = str(uuid4())
 
@@ -361,3 +363,35 @@ class TestHealth:
         answer = await http.get("/readyz")
         assert answer.status_code == 200
         assert answer.json()["listen"] in ("healthy", "polling")
+
+
+async def test_the_end_of_a_job_is_a_cursor_only_where_no_event_ended_it(database: str) -> None:
+    async with (
+        role(database, "web", "--port", "0") as gateway,
+        role(database, "worker", "tests/agents.py") as worker,
+        httpx.AsyncClient(base_url=gateway.url) as http,
+    ):
+        job = (await http.post("/api/jobs", json={"text": "x", "agent": "echo"})).json()["job"]["id"]
+
+        async def ended() -> bool:
+            return bool((await http.get(f"/api/jobs/{job}")).json()["finished_at"])
+
+        await eventually(ended)
+        answer = await http.get(f"/api/jobs/{job}/events", params={"after": f"{job}:end"})
+        assert (answer.status_code, answer.json()["code"]) == (400, "bad_cursor")
+        await worker.stop()
+        job = (await http.post("/api/jobs", json={"text": "x", "agent": "echo"})).json()["job"]["id"]
+        answer = await http.get(f"/api/jobs/{job}/events", params={"after": f"{job}:end"})
+        assert answer.status_code == 400
+        await http.post(f"/api/jobs/{job}/cancel")
+        answer = await http.get(f"/api/jobs/{job}/events", params={"after": f"{job}:end"})
+        assert (answer.status_code, answer.json()) == (200, {"items": [], "next": None})
+
+
+@pytest.mark.parametrize("at", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "2026-01-01T00:00:00"])
+async def test_a_list_cursor_made_by_hand_is_refused(database: str, at: str) -> None:
+    text = base64.urlsafe_b64encode(f"{at}|{uuid4()}".encode()).decode().rstrip("=")
+    async with role(database, "web", "--port", "0") as gateway, httpx.AsyncClient(base_url=gateway.url) as http:
+        for path in ("/api/jobs", "/api/threads"):
+            answer = await http.get(path, params={"after": text})
+            assert (answer.status_code, answer.json()["code"]) == (400, "bad_cursor")
