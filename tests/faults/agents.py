@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import time
 
 from corevo import Run, agent
@@ -62,3 +63,33 @@ async def holds_gil(run: Run) -> None:
     await asyncio.sleep(0.2)
     HOLDING.usleep(int(float(run.messages[-1].text) * 1e6))
     await run.say("after")
+
+
+@agent("until-file")
+async def until_file(run: Run) -> None:
+    """Ends when the file that the message names is there."""
+    await run.say("waiting ")
+    while not os.path.exists(run.messages[-1].text):  # noqa: ASYNC110, ASYNC240
+        await asyncio.sleep(0.02)
+    await run.say("found")
+
+
+@agent("listens")
+async def listens(run: Run) -> None:
+    """Takes one input, and ends."""
+    await run.say("listening ")
+    async for text in run.inputs():
+        await run.say(f"[{text}]")
+        return
+
+
+@agent("asks")
+async def asks(run: Run) -> None:
+    await run.say(await run.ask("Red or blue?"))
+
+
+@agent("fails-then-listens", retry_safe=True, max_attempts=2)
+async def fails_then_listens(run: Run) -> None:
+    if run.attempt == 1:
+        raise RuntimeError("the first attempt fails")
+    await listens(run)
