@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,7 +16,9 @@ OPENAI = "https://api.openai.com/v1"
 
 
 class OpenAISettings(BaseSettings):
-    """The key and the server are also read from OPENAI_API_KEY and OPENAI_BASE_URL, as every OpenAI client does."""
+    """The key and the server are also read from OPENAI_API_KEY and OPENAI_BASE_URL, as every OpenAI client does; the
+    key of those alone is not sent to a server that is named otherwise.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, extra="ignore", frozen=True, env_ignore_empty=True, populate_by_name=True
@@ -84,8 +87,13 @@ def load_settings(**overrides: Any) -> OpenAISettings:
     unknown = sorted(overrides.keys() - OpenAISettings.model_fields.keys())
     if unknown:
         raise UsageError(f"a model agent has no setting {', '.join(unknown)}")
+    given = {name: value for name, value in overrides.items() if value is not None}
+    # OPENAI_API_KEY goes with OPENAI_BASE_URL: it must not be sent to a server that only Corevo was told of
+    elsewhere = "base_url" in given or os.environ.get(f"{PREFIX}BASE_URL")
+    if elsewhere and "api_key" not in given and not os.environ.get(f"{PREFIX}API_KEY"):
+        given["api_key"] = ""
     try:
-        settings = OpenAISettings(**{name: value for name, value in overrides.items() if value is not None})
+        settings = OpenAISettings(**given)
     except ValidationError as error:
         raise UsageError("\n".join(_one_line(e) for e in error.errors())) from None
     missing = []

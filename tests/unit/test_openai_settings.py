@@ -196,3 +196,17 @@ def test_names_of_tools_are_checked() -> None:
         tool(name="a b")(one)
     with pytest.raises(UsageError, match="two tools are called 'one'"):
         build_agent("x", model="m", api_key=KEY, tools=[one, tool(one)], registry=Registry())
+
+
+def test_the_key_of_openai_is_not_sent_to_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("COREVO_OPENAI_MODEL", "m")
+    assert load_settings(base_url="http://127.0.0.1:8080/v1").key == "none"
+    monkeypatch.setenv("COREVO_OPENAI_BASE_URL", "http://127.0.0.1:8080/v1")
+    assert load_settings().key == "none"
+    monkeypatch.setenv("COREVO_OPENAI_API_KEY", "sk-ours")
+    assert load_settings().key == "sk-ours"
+    monkeypatch.delenv("COREVO_OPENAI_API_KEY")
+    monkeypatch.delenv("COREVO_OPENAI_BASE_URL")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://models.example/v1")
+    assert load_settings().key == KEY
