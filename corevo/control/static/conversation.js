@@ -17,8 +17,8 @@ const REPLAY_GAP_MS = 50;
 const REPLAY_MOST_MS = 500;
 
 export class Conversation {
-  constructor({ connection, outbox, follower, onChange, onThread, edit, demo, agent }) {
-    Object.assign(this, { connection, outbox, follower, onChange, onThread, demo, agent });
+  constructor({ connection, outbox, follower, onChange, onThread, onBlank, edit, demo, agent }) {
+    Object.assign(this, { connection, outbox, follower, onChange, onThread, onBlank, demo, agent });
     this.acts = {
       again: (turn) => this.send(turn.asked ?? "", "enqueue"),
       edit: (turn) => edit(turn.asked ?? "", turn),
@@ -82,6 +82,7 @@ export class Conversation {
     if (threadId === null) {
       this.fresh = `fresh-${Date.now()}-${Math.random()}`;
       for (const entry of this.outbox.entries.values()) if (entry.fresh) this.fresh = entry.fresh;
+      this.onBlank();
       this.showPending();
       this.showBlank();
       this.onChange();

@@ -60,6 +60,7 @@ const conversation = new Conversation({
   },
   agent: () => composer.agent,
   demo: () => ({ agents: agents?.length ?? 1, demo: Boolean(agents?.some((agent) => agent.name === "demo")) }),
+  onBlank: () => entitle({ title: "" }),
   onThread: (thread) => {
     if (thread.id !== threads.openId) {
       // a new conversation got its id

@@ -34,9 +34,13 @@ export class PlacedText {
   }
 }
 
-/** Paints growing text into an element: only what is new, in blocks that end with a line, so that old ones stay as they are. */
+/**
+ * Paints growing text into an element: only what is new, in blocks that end with a line, so that old ones stay as they
+ * are. A paragraph without end is cut between two words, because each paint lays out its block anew.
+ */
 export class GrowingText {
   static BLOCK = 1_500;
+  static PARAGRAPH = 12_000;
 
   constructor(element) {
     this.element = element;
@@ -65,7 +69,9 @@ export class GrowingText {
         this.inBlock = 0;
       }
       const enough = Math.max(GrowingText.BLOCK - this.inBlock, 0);
-      const end = rest.length > enough ? rest.indexOf("\n", enough) + 1 : 0;
+      const most = Math.max(GrowingText.PARAGRAPH - this.inBlock, 0);
+      let end = rest.length > enough ? rest.indexOf("\n", enough) + 1 : 0;
+      if ((end === 0 || end > most) && rest.length > most) end = rest.indexOf(" ", most) + 1 || end;
       const piece = end > 0 ? rest.slice(0, end) : rest;
       this.block.append(piece);
       this.inBlock += piece.length;
