@@ -13,10 +13,9 @@ from uuid import UUID
 
 import structlog
 
-from corevo import clock, metrics
+from corevo import clock
 from corevo.contracts import (
     JOB_CHANNEL,
-    LANES,
     WORK_CHANNEL,
     AcceptedCommand,
     Claim,
@@ -25,17 +24,18 @@ from corevo.contracts import (
     Event,
     ExecutionId,
     Finish,
-    Finished,
     JobId,
     Lane,
     OwnedJob,
     Started,
     WorkerId,
 )
-from corevo.errors import CorevoError, ProtocolError, Stale, Unavailable
+from corevo.errors import CorevoError, Stale, Unavailable
 from corevo.notifier import Notifier
 from corevo.runtime.batching import Batcher
 from corevo.runtime.call import call_agent
+from corevo.runtime.ending import Endings
+from corevo.runtime.ghosts import Ghosts
 from corevo.runtime.mailbox import Mailbox, Settle
 from corevo.runtime.place import BROKEN, Place, judge
 from corevo.runtime.registry import Agent
@@ -85,12 +85,11 @@ class Executor:
         self._may_start = may_start
         self._reserved: dict[Lane, int] = {"normal": 0, "heavy": 0}
         self._busy: dict[Lane, int] = {"normal": 0, "heavy": 0}
-        self._ghosts: dict[tuple[JobId, UUID], int] = {}
-        self._ending_ghosts: set[tuple[JobId, UUID]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading = Batcher(self._read_batch)
         self._starting = Batcher(self._start_batch)
-        self._finishing: Batcher[Finish, Finished] = Batcher(lambda batch: jobs.finish(db, batch), limit=20)
+        self._endings = Endings(db, notifier, writer)
+        self._ghosts = Ghosts(self._endings, self._spawn)
         self._accepting = Batcher(self._accept_batch)
 
     # ── places ────────────────────────────────────────────────────────────────────────────────────────
@@ -261,7 +260,9 @@ class Executor:
         if outcome == "completed" and output.said:
             output.freeze("text.done", encode_answer(output.said))
         tail = () if place.stop_reason == "broken" else output.from_seq(output.stored_seq + 1)
-        await self._finish(place, output, Finish(output.execution_id, output.token, outcome, reason, message, tail))
+        await self._endings.finish(
+            place, output, Finish(output.execution_id, output.token, outcome, reason, message, tail)
+        )
 
     async def _until_ended_or_stopped(self, place: Place) -> None:
         """Returns when the agent has ended, or when its patience is over after it was told to."""
@@ -277,58 +278,6 @@ class Executor:
                 log.error("an agent swallows its cancellation", agent=task.get_name(), job_id=str(place.claim.job_id))
         finally:
             stopping.cancel()
-
-    async def _finish(self, place: Place, output: RunOutput, ending: Finish) -> None:
-        """Ends the execution. Repeats until the database has answered: what happened is asked, never guessed."""
-        place.finishing = True
-        delay = RETRY_SECONDS[0]
-        unknown = False
-        while True:
-            try:
-                answer = await self._finishing.ask(ending)
-            except Unavailable as error:
-                unknown = True
-                if place.stop_reason == "fenced":
-                    return
-                log.warning("an ending waits for the database", job_id=str(place.claim.job_id), error=str(error))
-                await asyncio.sleep(random.uniform(0.5, 1.0) * delay)
-                delay = min(delay * 2, RETRY_SECONDS[1])
-                continue
-            except ProtocolError as error:
-                log.error(
-                    "an ending was refused; ending it without its last words",
-                    job_id=str(place.claim.job_id),
-                    error=str(error),
-                )
-                ending = Finish(
-                    ending.execution_id,
-                    ending.token,
-                    "failed",
-                    "event_refused",
-                    "its last events could not be stored",
-                    (),
-                )
-                continue
-            if answer.result == "gap":
-                again = self._writer.rewind(output, answer.stored_seq or 0)
-                tail = output.from_seq(output.stored_seq + 1) if again else ()
-                ending = Finish(ending.execution_id, ending.token, ending.outcome, ending.reason, ending.message, tail)
-                continue
-            break
-        if answer.result == "fenced":
-            if not unknown:
-                log.warning("an ending came too late", job_id=str(place.claim.job_id), ended_by=answer.ended_by)
-            self._notifier.post(JOB_CHANNEL, str(place.claim.job_id))
-            return
-        metrics.JOBS_ENDED.inc({"outcome": ending.outcome})
-        if answer.terminal_seq is not None and answer.terminal_data is not None:
-            terminal = Event(answer.terminal_seq, f"run.{ending.outcome}", answer.terminal_data)
-            self._writer.publish(output, (*ending.tail, terminal))
-        self._notifier.post(JOB_CHANNEL, str(place.claim.job_id))
-        if answer.promoted is not None:
-            self._notifier.post(JOB_CHANNEL, str(answer.promoted))
-        if answer.promoted is not None or answer.result == "retry":
-            self._notifier.post(WORK_CHANNEL, place.lane)
 
     # ── what comes from outside ───────────────────────────────────────────────────────────────────────
 
@@ -346,14 +295,15 @@ class Executor:
     def hear_beat(self, owned: Sequence[OwnedJob], began: float) -> None:
         """Compares what the database says we own with what we know, in both directions."""
         listed = {(job.job_id, job.token) for job in owned}
+        unknown = []
         for job in owned:
             place = self.jobs.get(job.job_id)
             if place is not None and place.claim.token == job.token:
-                if job.has_commands and not place.finishing:
+                if job.has_commands:
                     self.hear_jobs([job.job_id])
             elif job.claim_request not in self.claiming:
-                self._see_ghost(job)
-        self._ghosts = {key: n for key, n in self._ghosts.items() if key in listed}
+                unknown.append(job)
+        self._ghosts.compare(unknown)
         for place in self.jobs.values():
             known = (place.claim.job_id, place.claim.token)
             if known in listed or place.finishing or place.taken_at >= began:
@@ -407,33 +357,6 @@ class Executor:
                     await place.mailbox.deliver(command)
                 except Stale as error:
                     log.info("a command came for a run that was taken away", lost_to=error.ended_by)
-
-    def _see_ghost(self, job: OwnedJob) -> None:
-        """A job the database says is ours and nobody here knows, in two replies: the answer to a call was lost."""
-        key = (job.job_id, job.token)
-        self._ghosts[key] = self._ghosts.get(key, 0) + 1
-        if self._ghosts[key] >= 2 and key not in self._ending_ghosts:
-            self._ending_ghosts.add(key)
-            self._spawn(self._end_ghost(job))
-
-    async def _end_ghost(self, job: OwnedJob) -> None:
-        """Again at a later beat where it cannot be done now."""
-        log.warning("ending a ghost", job_id=str(job.job_id), started=job.execution_id is not None)
-        try:
-            if job.execution_id is None:
-                await jobs.release(self._db, Claim(job.job_id, job.epoch, job.token))
-                self._notifier.post_lines(WORK_CHANNEL, LANES)
-            else:
-                await self._finishing.ask(
-                    Finish(job.execution_id, job.token, "lost", "worker_lost", "the worker lost this run", ())
-                )
-            self._notifier.post(JOB_CHANNEL, str(job.job_id))
-        except Stale as error:
-            log.info("a ghost was gone already", job_id=str(job.job_id), lost_to=error.ended_by)
-        except CorevoError as error:
-            log.warning("a ghost could not be ended yet", job_id=str(job.job_id), error=str(error))
-        finally:
-            self._ending_ghosts.discard((job.job_id, job.token))
 
     # ── batches ───────────────────────────────────────────────────────────────────────────────────────
 
