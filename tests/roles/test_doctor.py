@@ -7,6 +7,8 @@ import os
 import sys
 
 import asyncpg
+import httpx
+import pytest
 
 from corevo.store.migrations import LOCK
 from tests.processes import ROOT, eventually, role
@@ -80,6 +82,7 @@ async def test_a_role_waits_for_a_migration_that_runs(empty_database: str) -> No
     await migration.close()
 
 
+@pytest.mark.skipif("COREVO_DB_CONNECTIONS" in os.environ, reason="the sum of the defaults is what is counted here")
 async def test_the_connection_sum_is_what_a_formation_opens_at_its_peak_twice_over(database: str) -> None:
     _, text = await corevo(database, "doctor", "--web", "1", "--worker", "1")
     (line,) = [line for line in text.splitlines() if "connections:" in line]
@@ -122,3 +125,29 @@ async def _sessions(connection: asyncpg.Connection[asyncpg.Record], name: str) -
 
 async def _says(lines: list[str], words: str) -> bool:
     return any(words in line for line in lines)
+
+
+@pytest.mark.parametrize("name", ["gateway", "worker", "janitor", "solo"])
+async def test_uvicorn_serves_every_role_directly(database: str, name: str, unused_tcp_port: int) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("COREVO_", "PORT"))}
+    environment |= {"DATABASE_URL": database, "COREVO_AUTH": "off", "COREVO_APP": "tests/agents.py"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "uvicorn", f"corevo.{name}:app", "--port", str(unused_tcp_port),
+        cwd=ROOT, env=environment,
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unused_tcp_port}") as http:
+
+            async def ready() -> bool:
+                try:
+                    return (await http.get("/readyz")).status_code == 200
+                except httpx.HTTPError:
+                    return False
+
+            await eventually(ready, what="a role that is ready")
+            assert (await http.get("/healthz")).status_code == 200
+            assert "corevo_statements" in (await http.get("/metrics")).text
+    finally:
+        process.terminate()
+        await asyncio.wait_for(process.wait(), 15)
