@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
 
 from tests.faults.roles import Zygote, zygote
-from tests.faults.servers import Server, a_server
+from tests.faults.servers import Server, served
 from tests.faults.worlds import World, a_world
 
 
@@ -16,10 +17,11 @@ async def forks() -> AsyncIterator[Zygote]:
         yield found
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    """A Postgres of this test's own."""
-    async with a_server() as found:
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """One Postgres for these tests, beside the other tests' one: it is restarted, and its settings change."""
+    with served() as found:
+        asyncio.run(found.make_template())
         yield found
 
 

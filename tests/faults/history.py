@@ -40,6 +40,7 @@ class Call:
     seconds: float
     key: str = ""
     job_id: str | None = None
+    thread_id: str | None = None
 
 
 @dataclass
@@ -91,14 +92,15 @@ class Follower:
 class History:
     """One client of one account, on all gateways in turn. `report()` says what it saw."""
 
-    def __init__(self, dsn: str, urls: list[str], seed: int | str) -> None:
+    def __init__(self, dsn: str, urls: list[str], seed: int | str, *, quiet: bool = False) -> None:
         self.dsn = dsn
         self.urls = urls
         self.seed = seed
         self.calls: list[Call] = []
         self.followers: list[Follower] = []
         self.asked = 0
-        print(f"seed {seed}")
+        if not quiet:
+            print(f"seed {seed}")
 
     async def submit(self, agent: str, text: str, *, key: str | None = None, again: int = 0, **more: Any) -> Call:
         """One POST /api/jobs, and `again` more with the same key while its outcome is unknown."""
@@ -138,7 +140,8 @@ class History:
         call.status = answer.status_code
         if answer.is_success:
             call.outcome = "ok"
-            call.job_id = answer.json().get("job", {}).get("id")
+            job = answer.json().get("job", {})
+            call.job_id, call.thread_id = job.get("id"), job.get("thread_id")
         elif answer.status_code < 500:
             call.outcome = "failed"
         else:

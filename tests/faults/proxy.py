@@ -163,6 +163,8 @@ class Proxy:
                 for rule in self.rules:
                     if rule.to(link) and rule.trigger.meets("after", sql):
                         link.held.append(rule)
+            if link.server.is_closing():
+                return
             if link.up:
                 link.server.write(kind + struct.pack("!I", len(body) + 4) + body)
 
@@ -179,6 +181,8 @@ class Proxy:
                 for rule in rules:
                     await self._act(rule, link)
                 packet, waiting = waiting, b""
+            if link.client.is_closing():
+                return
             if link.down:
                 link.client.write(packet)
 

@@ -25,6 +25,7 @@ STOP_SECONDS = 30.0
 
 #: corevo.notify as it would be if no message ever arrived, each arrived twice, or the n-th got lost.
 NOTIFY = {
+    "on": "begin perform pg_notify(c, p) from unnest(p_channels, p_payloads) n (c, p); end",
     "off": "begin return; end",
     "doubled": """
 begin
@@ -95,6 +96,10 @@ class Server(LocalPostgres):
         await self.run(f'create database "{name}" template "{template}" encoding \'UTF8\' strategy file_copy')
         return beside(self.maintenance, name)
 
+    async def make_template(self) -> None:
+        """corevo_template: migrated, and nobody connects to it."""
+        await migrate(await self.make("corevo_template"))
+
     def fill_disk(self) -> Path:
         """Until nothing fits any more; returns the file to delete."""
         filler = self.root / "filler"
@@ -133,9 +138,9 @@ def _small(folder: str, size_mb: int | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _served(settings: Mapping[str, object], small_mb: int | None) -> Iterator[Server]:
+def served(settings: Mapping[str, object] | None = None, small_mb: int | None = None) -> Iterator[Server]:
     with tempfile.TemporaryDirectory(prefix="corevo-faults-pg-") as folder, _small(folder, small_mb):
-        server = Server(Path(folder), {**FAST, **settings})
+        server = Server(Path(folder), {**FAST, **(settings or {})})
         server.maintenance = server.start()
         try:
             yield server
@@ -149,8 +154,8 @@ def _served(settings: Mapping[str, object], small_mb: int | None) -> Iterator[Se
 @contextlib.asynccontextmanager
 async def a_server(*, small_mb: int | None = None, **settings: object) -> AsyncIterator[Server]:
     """A server with a migrated template; on a small disk of its own where mounting is allowed (else MountError)."""
-    with _served(settings, small_mb) as server:
-        await migrate(await server.make("corevo_template"))
+    with served(settings, small_mb) as server:
+        await server.make_template()
         yield server
 
 

@@ -80,7 +80,7 @@ async def pgbouncer(server: Server, *, ignore: str = "") -> AsyncIterator[int]:
 
 
 async def serve_through_it(server: Server, forks: Zygote, port: int, settings: dict[str, str]) -> None:
-    dsn = await server.make("pooled", "corevo_template")
+    dsn = await server.make(f"pooled_{port}", "corevo_template")
     pooled = f"postgresql://postgres@127.0.0.1:{port}{urlsplit(dsn).path}"
     if "COREVO_DATABASE_DIRECT_URL" in settings:
         settings["COREVO_DATABASE_DIRECT_URL"] = dsn
