@@ -15,6 +15,8 @@ const SLOW_MS = 24;
 /** History comes in one go: it is painted when nothing came for the first time, at the latest after the second. */
 const REPLAY_GAP_MS = 50;
 const REPLAY_MOST_MS = 500;
+/** So long a stream may lag behind what is stored. */
+const STREAM_END_MS = 3_000;
 
 export class Conversation {
   constructor({ connection, outbox, follower, onChange, onThread, onBlank, edit, demo, agent }) {
@@ -218,7 +220,7 @@ export class Conversation {
       previous = turn;
       if (message.role === "user") {
         turn.ask(message.text, message.cursor);
-      } else if (message.role === "assistant" && turn.stored === null) {
+      } else if (message.role === "assistant" && turn.stored === null && !this.isComing(turn)) {
         turn.settle(message);
         this.runs.delete(turn.id);
       }
@@ -227,6 +229,16 @@ export class Conversation {
       if (message.role === "user" && !answered && !cut) this.follow(turn);
     });
     this.schedule();
+  }
+
+  /** Whether the end of an answer that is stored already is still on its way: then it is seen to its end first. */
+  isComing(turn) {
+    const run = this.runs.get(turn.id);
+    if (run === undefined || run.ended || !this.connection.open) return false;
+    run.storedAt ??= performance.now();
+    const left = STREAM_END_MS - (performance.now() - run.storedAt);
+    if (left > 0) setTimeout(() => this.runs.get(run.id) === run && this.refresh(), left + 50);
+    return left > 0;
   }
 
   insert(turn, previous, before) {
