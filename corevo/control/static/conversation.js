@@ -399,8 +399,16 @@ export class Conversation {
 
   stop() {
     const run = this.current;
-    if (run !== null) this.connection.transmit({ op: "cancel", ref: `cancel:${run.id}`, job_id: run.id });
-    else if (!this.connection.open) for (const entry of this.outbox.of(this.threadId, this.fresh)) this.discard(this.byId.get(entry.key));
+    if (run !== null) return this.cancel(run.id);
+    for (const entry of this.outbox.of(this.threadId, this.fresh)) {
+      if (this.connection.open) entry.unwanted = true; // it may be admitted already: then it is stopped at once
+      else this.discard(this.byId.get(entry.key));
+    }
+    return undefined;
+  }
+
+  cancel(jobId) {
+    this.connection.transmit({ op: "cancel", ref: `cancel:${jobId}`, job_id: jobId });
   }
 
   // ── what the socket says ──
@@ -438,6 +446,7 @@ export class Conversation {
       return;
     }
     const job = frame.job;
+    if (entry.unwanted) this.cancel(job.id);
     const here = entry.thread_id === null ? entry.fresh === this.fresh : entry.thread_id === this.threadId;
     if (entry.fresh !== null) this.outbox.named(entry.fresh, job.thread_id);
     if (here) {
