@@ -2,7 +2,8 @@
 
 The product knows nothing of it: every connection that asyncpg opens here, the pulse's too, is one that looks at its
 plans before a statement is sent and after its answer came, and there kills or stops the whole process by a real signal.
-What it did stands on standard error first: `FAULT kill@before:start#1`.
+What it did stands on standard error first: `FAULT kill@before:start#1`. A third fault is `defect`: an error that no
+caller expects, for the death of a part of a process that itself lives on.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ import asyncpg
 
 from tests.faults.triggers import Trigger, When
 
+DEFECT = "defect"
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 def install(plans: Sequence[Trigger]) -> None:
     """From here on this process is harmed as planned."""
     for plan in plans:
-        if plan.fault not in SIGNALS:
-            raise ValueError(f"{plan.fault}: {' or '.join(SIGNALS)}")
+        if plan.fault not in (*SIGNALS, DEFECT):
+            raise ValueError(f"{plan.fault}: {', '.join(SIGNALS)} or {DEFECT}")
 
     def harm(when: When, sql: str) -> None:
         for plan in plans:
             if plan.meets(when, sql):
                 os.write(2, f"FAULT {plan}\n".encode())
+                if plan.fault == DEFECT:
+                    raise RuntimeError("a planned defect")
                 os.kill(os.getpid(), SIGNALS[plan.fault])
 
     class Harmed(asyncpg.Connection):

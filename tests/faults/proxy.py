@@ -85,10 +85,10 @@ class Proxy:
         self.opened = 0
         self.delay_seconds = 0.0
         self.refuse = False
-        self.swallow_new = False  # new connections are taken and never answered
+        self.swallow: Callable[[str], bool] = lambda name: False  # whose new connections are taken and never answered
         self.port = 0
         self._socket_path = socket_path
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._actions: set[asyncio.Task[None]] = set()
 
     def dsn(self, direct: str) -> str:
@@ -109,13 +109,13 @@ class Proxy:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
+        self._clients[task] = writer
         link: Link | None = None
         try:
             first = await _start_up(reader, writer)
             if first is None or self.refuse:
                 return
-            if self.swallow_new:
+            if self.swallow(_application(first)):
                 await reader.read()
                 return
             server_reader, server_writer = await asyncio.open_unix_connection(self._socket_path)
@@ -140,7 +140,7 @@ class Proxy:
                 self.links.discard(link)
                 link.server.close()
             writer.close()
-            self._tasks.discard(task)
+            self._clients.pop(task, None)
 
     async def _act(self, rule: Rule, link: Link) -> None:
         """In a task of its own: what it does may end this very connection."""
@@ -240,6 +240,8 @@ async def a_proxy(socket_path: str) -> AsyncIterator[Proxy]:
         server.close()
         if proxy._actions:
             await asyncio.wait(proxy._actions)
-        for task in list(proxy._tasks):
-            task.cancel()
-        await asyncio.gather(*proxy._tasks, return_exceptions=True)
+        tasks = dict(proxy._clients)
+        for writer in tasks.values():
+            writer.transport.abort()
+        if tasks:
+            await asyncio.wait(tasks, timeout=5)

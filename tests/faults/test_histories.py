@@ -7,7 +7,7 @@ import random
 
 from tests.faults.histories import describe, run_many
 
-HISTORIES = 12
+HISTORIES = 8
 
 
 async def test_random_histories_violate_nothing() -> None:

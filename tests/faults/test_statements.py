@@ -36,7 +36,7 @@ async def test_killed_at_each_statement_in_turn(world: World, when: str) -> None
     """One job a round: first the worker that dies at its n-th statement, then one that does not."""
     history = world.history(when)
     long = bool(os.environ.get("COREVO_FAULTS_LONG"))
-    step = 1 if long else 3
+    step = 1 if long else 4
     for number in itertools.count(1, step):
         submitted = await history.submit("paced", "5")
         history.follow(submitted.job_id or "")
