@@ -46,6 +46,7 @@ class Link:
         self.up = True  # client to server
         self.down = True
         self.statements: dict[bytes, str] = {}
+        self.parsed: bytes | None = None  # the statement whose Bind will follow in the same transaction
         self.held: list[Rule] = []  # their statement is under way: answers wait for its end
 
     @property
@@ -155,13 +156,14 @@ class Proxy:
             kind, body = await _message(reader)
             if self.delay_seconds:
                 await asyncio.sleep(self.delay_seconds)
-            sql = _statement(link, kind, body)
-            if sql is not None:
+            begins, runs = _statement(link, kind, body)
+            if begins is not None:
                 for rule in self.rules:
-                    if rule.to(link) and rule.trigger.meets("before", sql):
+                    if rule.to(link) and rule.trigger.meets("before", begins):
                         await self._act(rule, link)
+            if runs is not None:
                 for rule in self.rules:
-                    if rule.to(link) and rule.trigger.meets("after", sql):
+                    if rule.to(link) and rule.trigger.meets("after", runs):
                         link.held.append(rule)
             if link.server.is_closing():
                 return
@@ -216,17 +218,24 @@ async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     return kind, await reader.readexactly(length - 4)
 
 
-def _statement(link: Link, kind: bytes, body: bytes) -> str | None:
-    """The SQL that this message executes."""
+def _statement(link: Link, kind: bytes, body: bytes) -> tuple[str | None, str | None]:
+    """The SQL that this message begins, and that it runs. A statement new to a connection begins with its Parse:
+    its transaction does, too.
+    """
     if kind == b"P":
         name, sql, _ = body.split(b"\0", 2)
         link.statements[name] = sql.decode()
-    elif kind == b"Q":
-        return body.rstrip(b"\0").decode()
-    elif kind == b"B":
+        link.parsed = name
+        return link.statements[name], None
+    if kind == b"Q":
+        sql_text = body.rstrip(b"\0").decode()
+        return sql_text, sql_text
+    if kind == b"B":
         _, name, _ = body.split(b"\0", 2)
-        return link.statements.get(name)
-    return None
+        known, new = link.statements.get(name), link.parsed == name
+        link.parsed = None
+        return None if new else known, known
+    return None, None
 
 
 @contextlib.asynccontextmanager

@@ -112,6 +112,7 @@ class Zygote:
         self._folder = folder
         self._process = process
         self._roles: dict[int, Role] = {}
+        self._early: dict[int, int] = {}
         self._starting: asyncio.Queue[int] = asyncio.Queue()
         self._turn = asyncio.Lock()
         self._count = 0
@@ -142,6 +143,7 @@ class Zygote:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             role = Role(await self._starting.get(), log)
             self._roles[role.pid] = role
+            self._settle(role.pid)
         if ready:
             await role.until_ready()
         return role
@@ -166,18 +168,20 @@ class Zygote:
     async def listen(self) -> None:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            told = json.loads(line)
+            told: dict[str, int] = json.loads(line)
             if "status" not in told:
                 self._starting.put_nowait(told["pid"])
-                await asyncio.sleep(0)
                 continue
-            role = await self._known(told["pid"])
-            role.returncode = told["status"]
-            role.ended.set()
+            self._early[told["pid"]] = told["status"]
+            self._settle(told["pid"])
 
-    async def _known(self, pid: int) -> Role:
-        async with self._turn:  # whoever starts one puts it on the list within its turn
-            return self._roles.pop(pid)
+    def _settle(self, pid: int) -> None:
+        """An end may be told before whoever started the process knows of it."""
+        role = self._roles.get(pid)
+        if role is not None and pid in self._early:
+            role.returncode = self._early.pop(pid)
+            role.ended.set()
+            del self._roles[pid]
 
     def leftovers(self) -> str:
         """The newest logs, for a failure's report."""

@@ -22,6 +22,7 @@ from tests.server import FAST, beside
 Shutdown = Literal["fast", "immediate"]
 SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 STOP_SECONDS = 30.0
+RELOAD_SECONDS = 0.1
 
 #: corevo.notify as it would be if no message ever arrived, each arrived twice, or the n-th got lost.
 NOTIFY = {
@@ -91,6 +92,7 @@ class Server(LocalPostgres):
             command = f"alter system reset {name}" if value is None else f"alter system set {name} = '{quoted}'"
             await self.run(command)
         await self.run("select pg_reload_conf()")
+        await asyncio.sleep(RELOAD_SECONDS)  # the signal goes from process to process, and nobody tells when it arrived
 
     async def make(self, name: str, template: str = "template0") -> str:
         await self.run(f'create database "{name}" template "{template}" encoding \'UTF8\' strategy file_copy')
