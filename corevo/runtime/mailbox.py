@@ -36,6 +36,8 @@ class Mailbox:
         self._settle = settle
         self._seen: set[CommandId] = set()
         self._inputs: deque[tuple[CommandId, str]] = deque()
+        self._taken: deque[tuple[CommandId, str]] = deque()  # settled, but whoever took it was cancelled
+        self._taking = asyncio.Lock()
         self._arrived = asyncio.Event()
         self._questions: dict[str, Question] = {}
 
@@ -59,15 +61,23 @@ class Mailbox:
 
     async def next_input(self) -> tuple[CommandId, str]:
         """Waits for the next input and takes it: from here on it is done, and nobody gets it again."""
-        while True:
-            while not self._inputs:
-                self._arrived.clear()
-                await self._arrived.wait()
-            command_id, text = self._inputs[0]
-            state = await self._surely(command_id, "done")
-            self._inputs.popleft()
-            if state == "done":
-                return command_id, text
+        async with self._taking:  # two consumers of one run share what comes, each input once
+            while True:
+                if self._taken:
+                    return self._taken.popleft()
+                while not self._inputs:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+                command_id, text = self._inputs[0]  # stays there should we be cancelled: settling is asked again then
+                state = await self._surely(command_id, "done")
+                self._inputs.popleft()
+                if state == "done":
+                    return command_id, text
+
+    def put_back(self, command_id: CommandId, text: str) -> None:
+        """For a consumer that was cancelled before it had it: the next one gets it."""
+        self._taken.append((command_id, text))
+        self._arrived.set()
 
     def open_question(self, choices: Sequence[str] | None) -> tuple[str, Question]:
         question_id = uuid4().hex

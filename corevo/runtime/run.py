@@ -107,7 +107,11 @@ class Run:
         """
         while True:
             command_id, text = await self._mailbox.next_input()
-            await self._output.event("input.accepted", encode({"command_id": str(command_id), "text": brief(text)}))
+            try:
+                await self._output.event("input.accepted", encode({"command_id": str(command_id), "text": brief(text)}))
+            except BaseException:
+                self._mailbox.put_back(command_id, text)
+                raise
             yield text
 
     async def ask(

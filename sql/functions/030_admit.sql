@@ -9,7 +9,8 @@
 --          command_id  with steered: the input that the current run was given
 --          epoch, token   set when p_worker took the job at once (local direct), else null
 --          touched   other jobs whose state changed in this call
--- p_on_busy null: join for the same agent and input as the current job's, else replace.
+-- p_on_busy null: join for the same agent and input as the current job's, else replace. A current job that was asked to
+--           stop is not joined, but the same thing next behind it is.
 -- p_worker  asks for the local direct path: the worker keeps a free place (of lane normal) and takes the new job with
 --           epoch 1 in this transaction, unless an older claimable job of the lane waits.
 create or replace function corevo.admit(
@@ -43,6 +44,7 @@ declare
   v_served text[];
   v_fingerprint text;
   v_current corevo.jobs;
+  v_join corevo.jobs;
   v_older corevo.jobs;
   v_on_busy text := p_on_busy;
   v_blocked_by uuid;
@@ -107,9 +109,19 @@ begin
       where j.thread_id = v_thread.id and j.state in ('queued', 'running')
       order by j.id for no key update;
     select j.* into v_current from corevo.jobs j where j.id = v_thread.current_job_id;
-    v_on_busy := coalesce(v_on_busy, case when v_current.fingerprint = v_fingerprint then 'join' else 'replace' end);
+    v_join := v_current;
+    if v_on_busy is null then
+      v_on_busy := case when v_current.fingerprint = v_fingerprint then 'join' else 'replace' end;
+      if v_current.cancel_requested_at is not null then
+        -- it is on its way out and would swallow the message; but the same thing may stand behind it already
+        select j.* into v_join from corevo.jobs j
+          where j.thread_id = v_thread.id and j.state = 'queued' and j.blocked_by is not null and j.fingerprint = v_fingerprint
+          order by j.turn desc limit 1;
+        v_on_busy := case when v_join.id is not null then 'join' else 'replace' end;
+      end if;
+    end if;
     if v_on_busy = 'join' then
-      outcome := 'already_running'; job_id := v_current.id; thread_id := v_thread.id;
+      outcome := 'already_running'; job_id := v_join.id; thread_id := v_thread.id;
       if p_key is not null then
         insert into corevo.idempotency (account_id, key, body_hash, outcome, job_id, created_at)
           values (p_account, p_key, p_body_hash, outcome, job_id, v_now);

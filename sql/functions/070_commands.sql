@@ -128,12 +128,14 @@ begin
       select x.id, x.job_id from corevo.executions x
         join unnest(p_executions, p_tokens) r (id, token) on r.id = x.id and r.token = x.token
         where x.ended_at is null
+    ), accepted as (
+      update corevo.commands c
+        set state = 'accepted', accepted_at = coalesce(c.accepted_at, v_now)
+        from mine
+        where c.job_id = mine.job_id and c.state in ('requested', 'accepted')
+        returning c.id, mine.id as execution_id, c.kind, c.payload::text as payload, c.requested_at
     )
-    update corevo.commands c
-      set state = 'accepted', accepted_at = coalesce(c.accepted_at, v_now)
-      from mine
-      where c.job_id = mine.job_id and c.state in ('requested', 'accepted')
-      returning c.id, mine.id, c.kind, c.payload::text;
+    select a.id, a.execution_id, a.kind, a.payload from accepted a order by a.requested_at, a.id;
 end $$;
 
 -- Settles accepted commands of a running execution: done, the run has taken it; returned, it cannot.

@@ -268,6 +268,30 @@ class TestThreadLine:
         assert (job["waiting_since"] - job["created_at"]).total_seconds() >= 3600
         assert (await protocol.expire(following["job_id"]))["expired"] is False
 
+    async def test_a_run_that_was_asked_to_stop_is_not_joined(
+        self, protocol: Protocol, account: UUID, worker: UUID
+    ) -> None:
+        """It would swallow the message: sending again has to work at once."""
+        first = await protocol.admit(account, "hi")
+        run = await protocol.running(worker)
+        await protocol.cancel(account, run.job)
+        again = await protocol.admit(account, "hi", thread=first["thread_id"])
+        assert (again["outcome"], again["job_id"] != run.job) == ("replaced", True)
+        once_more = await protocol.admit(account, "hi", thread=first["thread_id"])
+        assert (once_more["outcome"], once_more["job_id"]) == ("already_running", again["job_id"])
+
+    async def test_two_submits_of_one_text_to_a_busy_thread_are_one_job(
+        self, protocol: Protocol, account: UUID, worker: UUID
+    ) -> None:
+        first = await protocol.admit(account, "a")
+        await protocol.running(worker)
+        replaced = await protocol.admit(account, "b", thread=first["thread_id"])
+        joined = await protocol.admit(account, "b", thread=first["thread_id"])
+        assert (replaced["outcome"], joined["outcome"]) == ("replaced", "already_running")
+        assert joined["job_id"] == replaced["job_id"]
+        back = await protocol.admit(account, "a", thread=first["thread_id"])
+        assert back["outcome"] == "replaced", "the run of a is on its way out"
+
     async def test_an_unknown_on_busy_is_a_bad_call_and_ends_nothing(
         self, protocol: Protocol, account: UUID, worker: UUID
     ) -> None:

@@ -149,3 +149,13 @@ async def test_steer_gives_the_message_to_the_run_that_goes_on(protocol: Protoco
 
 async def test_steer_of_a_free_thread_is_an_ordinary_message(protocol: Protocol, account: UUID, worker: UUID) -> None:
     assert (await protocol.admit(account, on_busy="steer"))["outcome"] == "queued"
+
+
+async def test_commands_are_handed_over_in_the_order_in_which_they_came(
+    protocol: Protocol, account: UUID, worker: UUID
+) -> None:
+    await protocol.admit(account)
+    run = await protocol.running(worker)
+    asked = [await ask(protocol, account, run.job, str(n)) for n in range(40)]
+    assert [a["command_id"] for a in await protocol.accept(run)] == asked
+    assert [a["command_id"] for a in await protocol.accept(run)] == asked, "accepted ones come in order too"
