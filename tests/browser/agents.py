@@ -76,3 +76,31 @@ async def raises(run: Run) -> None:
 async def late(run: Run) -> None:
     await run.say("not done ")
     await asyncio.sleep(3600)
+
+
+@agent("listens")
+async def listens(run: Run) -> None:
+    """Says each sentence that is added, until one is "enough"."""
+    await run.say("listening ")
+    async for sentence in run.inputs():
+        await run.say(f"[{sentence}] ")
+        if sentence == "enough":
+            return
+
+
+@agent("asks")
+async def asks(run: Run) -> None:
+    """Asks with choices, then without."""
+    await run.say("asking ")
+    await run.say(await run.ask("Which seat?", ["Window", "Aisle"]))
+    await run.say(" for " + await run.ask("In whose name?"))
+
+
+@agent("gives_up")
+async def gives_up(run: Run) -> None:
+    """Waits for an answer no longer than half a second, and goes on without."""
+    try:
+        await run.ask("Now or never?", timeout_seconds=0.5)
+    except TimeoutError:
+        await run.say("never ")
+        await asyncio.sleep(3600)

@@ -28,6 +28,7 @@ export class Composer {
       this.send("enqueue");
     });
     $("instead").addEventListener("click", () => this.send("replace"));
+    $("add").addEventListener("click", () => this.send("steer"));
     $("stop").addEventListener("click", () => this.stop());
     $("editing").querySelector("button").addEventListener("click", () => this.leaveEditing());
     this.select.addEventListener("change", () => {
@@ -134,6 +135,8 @@ export class Composer {
     $("composer").classList.toggle("choice", choice);
     $("instead").hidden = !choice;
     $("instead").disabled = this.tooLong;
+    $("add").hidden = !choice;
+    $("add").disabled = this.tooLong;
     $("send").hidden = this.busy && this.empty;
     $("send").disabled = this.empty || this.tooLong;
     $("send").title = choice ? t("composer.after_hint") : "";
@@ -161,6 +164,9 @@ export class Composer {
     if (key.key === "Enter" && !key.shiftKey && !key.altKey) {
       key.preventDefault();
       this.send(key.ctrlKey || key.metaKey ? (this.busy ? "replace" : "enqueue") : "enqueue");
+    } else if (key.key === "Enter" && key.altKey && !key.shiftKey && this.busy) {
+      key.preventDefault();
+      this.send("steer");
     } else if (key.key === "ArrowUp" && this.field.value === "") {
       if (this.onEditLast()) key.preventDefault();
     } else if (key.key === "Escape" && !$("editing").hidden) {

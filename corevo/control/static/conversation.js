@@ -1,7 +1,8 @@
 // The open conversation: which turns are in the page, their streams, and a window over a history of any length.
 
 import { api } from "./api.js";
-import { $, setText } from "./dom.js";
+import { $, announce, setText } from "./dom.js";
+import { Added, NOT_TAKEN } from "./inputs.js";
 import { frameOf } from "./outbox.js";
 import { Run } from "./run.js";
 import { Turn } from "./turn.js";
@@ -17,6 +18,8 @@ const REPLAY_GAP_MS = 50;
 const REPLAY_MOST_MS = 500;
 /** So long a stream may lag behind what is stored. */
 const STREAM_END_MS = 3_000;
+/** The pause before a command is asked for again. */
+const LOOK_MS = 2_000;
 
 export class Conversation {
   constructor({ connection, outbox, follower, onChange, onThread, onBlank, edit, demo, agent }) {
@@ -26,7 +29,10 @@ export class Conversation {
       edit: (turn) => edit(turn.asked ?? "", turn),
       retry: (turn) => this.retry(turn),
       discard: (turn) => this.discard(turn),
+      answer: (turn, questionId, answer) => this.answer(turn.id, questionId, answer),
     };
+    this.added = new Added();
+    this.looking = new Set(); // sentences whose command is being read
     this.log = $("log");
     this.edge = $("edge");
     this.blank = $("blank");
@@ -137,6 +143,7 @@ export class Conversation {
   meet(thread) {
     this.thread = thread;
     this.knownAt = thread.updated_at;
+    this.showAdded();
     this.onThread(thread);
     this.onChange();
   }
@@ -219,7 +226,7 @@ export class Conversation {
       }
       previous = turn;
       if (message.role === "user") {
-        turn.ask(message.text, message.cursor);
+        turn.hear(message);
       } else if (message.role === "assistant" && turn.stored === null && !this.isComing(turn)) {
         turn.settle(message);
         this.runs.delete(turn.id);
@@ -411,12 +418,76 @@ export class Conversation {
     this.connection.transmit({ op: "cancel", ref: `cancel:${jobId}`, job_id: jobId });
   }
 
+  // ── what is said to a run that goes on ──
+
+  /** Whether the answer to a question went out. */
+  answer(jobId, questionId, answer) {
+    return this.connection.transmit({ op: "answer", ref: `answer:${jobId}:${questionId}`, job_id: jobId, question_id: questionId, answer });
+  }
+
+  /** An answer that came too late is known by its command only. */
+  async answered(form, { ref, command }) {
+    const [, jobId, questionId] = ref.split(":");
+    form.sent = false;
+    for (let state = command.state; form.element.isConnected; state = await this.stateOf(jobId, command.id)) {
+      const run = this.runs.get(jobId);
+      if (NOT_TAKEN.has(state) && run !== undefined) {
+        announce(t("input.too_late"));
+        run.questions.delete(questionId);
+        this.touch(run);
+        return;
+      }
+      await new Promise((done) => setTimeout(done, LOOK_MS));
+    }
+  }
+
+  async stateOf(jobId, commandId) {
+    try {
+      return (await api("GET", `/api/jobs/${jobId}/commands/${commandId}`)).state;
+    } catch (problem) {
+      return problem.code === "not_found" ? "unknown" : null;
+    }
+  }
+
+  /** The sentences that this tab added, each with its turn; of a run that has ended, what became of them. */
+  showAdded() {
+    for (const entry of this.added.of(this.threadId)) {
+      const turn = this.byId.get(entry.job_id);
+      if (turn === undefined) continue;
+      if (entry.state === "added" && turn.run?.taken.has(entry.command_id)) this.added.become(entry, "taken");
+      const acts = {
+        send: () => this.offered(turn, entry) && this.send(entry.text, "enqueue"),
+        discard: () => this.offered(turn, entry),
+      };
+      turn.sentence({ command: entry.command_id, text: entry.text, state: entry.state, acts });
+      if (entry.state === "added" && (turn.stored !== null || turn.run?.ended)) this.lookAtAdded(entry);
+    }
+  }
+
+  async lookAtAdded(entry) {
+    if (this.looking.has(entry)) return;
+    this.looking.add(entry);
+    const state = await this.stateOf(entry.job_id, entry.command_id);
+    this.looking.delete(entry);
+    if (entry.state !== "added") return;
+    if (state === "done") this.added.become(entry, "taken");
+    else if (NOT_TAKEN.has(state)) this.added.become(entry, state);
+    else setTimeout(() => entry.thread_id === this.threadId && this.showAdded(), LOOK_MS);
+    if (entry.state !== "added") this.showAdded();
+  }
+
+  offered(turn, entry) {
+    turn.forgetSentence(entry.command_id);
+    return this.added.drop(entry);
+  }
+
   // ── what the socket says ──
 
   connected() {
     for (const run of this.runs.values()) this.attach(run);
     this.flush();
     this.showPending();
+    for (const turn of this.turns) for (const form of turn.forms.values()) if (form.sent) form.refused("");
     if (this.threadId === null) return;
     if (this.turns.length) this.refresh();
     else this.loadNewest();
@@ -432,6 +503,7 @@ export class Conversation {
     run.take(frame);
     run.heardAt = performance.now();
     this.touch(run);
+    if (frame.type === "input.accepted") this.showAdded();
     if (frame.ev === "job") {
       this.onChange();
       if (run.ended && !ended) this.finished(run);
@@ -440,6 +512,11 @@ export class Conversation {
   }
 
   acknowledged(frame) {
+    const form = this.formOf(frame);
+    if (form !== undefined) {
+      this.answered(form, frame);
+      return;
+    }
     const entry = this.outbox.drop(frame.ref);
     if (entry === undefined) {
       if (frame.job && this.runs.has(frame.job.id)) this.frame({ ev: "job", job: frame.job });
@@ -447,6 +524,9 @@ export class Conversation {
     }
     const job = frame.job;
     if (entry.unwanted) this.cancel(job.id);
+    if (frame.outcome === "steered") {
+      this.added.add({ command_id: frame.command.id, job_id: job.id, thread_id: job.thread_id, text: entry.text, state: "added" });
+    }
     const here = entry.thread_id === null ? entry.fresh === this.fresh : entry.thread_id === this.threadId;
     if (entry.fresh !== null) this.outbox.named(entry.fresh, job.thread_id);
     if (here) {
@@ -455,7 +535,8 @@ export class Conversation {
         this.fresh = null;
         this.onThread({ id: job.thread_id, title: "" });
       }
-      this.admitted(entry, job);
+      if (frame.outcome === "steered") this.steered(entry, job);
+      else this.admitted(entry, job);
     } else {
       this.connection.transmit({ op: "detach", job_id: job.id });
     }
@@ -478,7 +559,24 @@ export class Conversation {
     this.follow(turn, job);
   }
 
+  /** The sentence stands with the run that it was added to. */
+  steered(entry, job) {
+    const turn = this.byId.get(entry.key);
+    if (turn !== undefined) this.remove(turn);
+    if (this.runs.has(job.id)) this.frame({ ev: "job", job });
+    else this.refresh(); // another tab or device asked for it
+    this.showAdded();
+    this.follower.toEnd();
+  }
+
+  /** The form that a frame speaks of, if it is the answer to an answer. */
+  formOf(frame) {
+    const [what, jobId, questionId] = String(frame.ref ?? "").split(":");
+    return what === "answer" ? this.byId.get(jobId)?.forms.get(questionId) : undefined;
+  }
+
   refused(frame) {
+    this.formOf(frame)?.refused(refusal(frame.code, frame.detail));
     const [what, id] = String(frame.ref ?? "").split(":");
     const pause = (frame.retry_after_seconds ?? 2) * 1000;
     const run = this.runs.get(id);
@@ -508,6 +606,7 @@ export class Conversation {
     this.paint();
     this.onChange(this.threadId);
     await this.refresh();
+    this.showAdded();
     const turn = this.byId.get(run.id);
     if (turn?.stored === null && this.newer === null) setTimeout(() => this.runs.has(run.id) && this.finished(run), 3_000);
   }

@@ -15,6 +15,7 @@ export class Run {
     this.text = new PlacedText();
     this.replayUntil = 0; // for the painter: until when history may come
     this.heardAt = 0;
+    this.taken = new Map(); // command id → added sentence; what was taken stays so, whatever becomes of the attempt
     this.forget();
   }
 
@@ -30,6 +31,7 @@ export class Run {
     this.again = false; // an attempt ended, and another one follows
     this.steps = new Map();
     this.usage = null;
+    this.questions = new Map(); // the open ones
   }
 
   /** Takes a frame of this job. */
@@ -73,7 +75,15 @@ export class Run {
       case "usage":
         this.usage = add(this.usage, data);
         break;
+      case "input.requested":
+        this.questions.set(data.question_id, data);
+        break;
+      case "input.accepted":
+        if (data.question_id) this.questions.delete(data.question_id);
+        else this.taken.set(data.command_id, data.text);
+        break;
       default:
+        if (terminal) this.questions.clear();
         if (terminal && data.will_retry) this.again = true;
     }
   }

@@ -1,6 +1,7 @@
 // One turn as the page shows it: what was asked, and the answer, whether it is stored, on its way or was never sent.
 
 import { announce, copy, h, icon, iconButton, setText } from "./dom.js";
+import { QuestionForm, Sentence } from "./inputs.js";
 import { fill, said } from "./rich.js";
 import { GrowingText } from "./text.js";
 import { counted, dollars, ending, placeInLine, refusal, t } from "./words.js";
@@ -8,12 +9,13 @@ import { counted, dollars, ending, placeInLine, refusal, t } from "./words.js";
 const LONG_CHARACTERS = 3_000;
 
 export class Turn {
-  /** `id`: the job's, or the key of a message that is not admitted yet. `acts`: again(turn), edit(turn), retry, discard. */
+  /** `id`: the job's, or the key of a message that is not admitted yet. `acts`: again(turn), edit(turn), retry, discard, answer. */
   constructor(id, acts) {
     this.id = id;
     this.acts = acts;
     this.asked = null; // the text of the question
     this.askedCursor = null;
+    this.askedId = null;
     this.stored = null; // the answer as the API gives it
     this.run = null; // the answer on its way
     this.sending = null; // what the outbox has of it
@@ -21,6 +23,8 @@ export class Turn {
     this.question = null;
     this.answer = null;
     this.countdown = null;
+    this.sentences = []; // that were added to the run
+    this.forms = new Map(); // question id → its form
   }
 
   get unended() {
@@ -38,8 +42,25 @@ export class Turn {
 
   // ── the question ──
 
-  ask(text, cursor = null) {
-    if (cursor !== null) this.askedCursor = cursor;
+  /** Takes what a person said: the first of it is the question, the rest was added to the run. Ids are in order. */
+  hear({ id, text, cursor }) {
+    const known = this.askedId ?? (this.question === null || this.asked === text ? id : "");
+    if (id > known) {
+      this.sentence({ message: id, text, state: "taken" });
+      return;
+    }
+    const added = { message: this.askedId, text: this.asked, state: "taken" };
+    if (id < known) {
+      this.question.remove();
+      this.question = null;
+    }
+    this.askedId = id;
+    this.askedCursor = cursor;
+    this.ask(text);
+    if (id < known) this.sentence(added);
+  }
+
+  ask(text) {
     if (this.question !== null) return;
     this.asked = text;
     const acts = h("div", { class: "acts" }, this.copyButton(() => this.asked), iconButton("edit", t("message.edit"), () => this.acts.edit(this)));
@@ -97,6 +118,7 @@ export class Turn {
 
   makeAnswer() {
     this.steps = h("div", { class: "steps", hidden: true });
+    this.asks = h("div", {});
     this.body = h("div", { class: "live" });
     this.state = h("div", { class: "state" });
     this.end = h("div", { hidden: true });
@@ -106,9 +128,10 @@ export class Turn {
     this.answer = h(
       "article",
       { class: "message assistant", "aria-label": t("message.answer") },
-      this.steps, this.body, this.state, this.end, this.tokens, this.bar,
+      this.steps, this.body, this.asks, this.state, this.end, this.tokens, this.bar,
     );
-    this.element.append(this.answer);
+    if (this.question === null) this.element.prepend(this.answer);
+    else this.question.after(this.answer); // sentences come behind it, also those that were stored before it
   }
 
   /** Shows the run as it stands. `behind`: another answer of this conversation comes first. */
@@ -131,6 +154,8 @@ export class Turn {
       this.state.replaceChildren(h("span", { class: run.job?.state === "queued" && behind ? "wait" : "spin" }), words);
       announce(words);
     }
+    this.paintQuestions(run.ended ? new Map() : run.questions);
+    for (const [id, text] of run.taken) this.sentence({ command: id, text, state: "taken" });
     this.answer.setAttribute("aria-busy", run.ended ? "false" : "true");
     if (run.ended) this.paintEnd(run.job.state, run.job.error, talking);
   }
@@ -142,8 +167,47 @@ export class Turn {
       if (run.job.queue_position) return placeInLine(run.job.queue_position);
       return t(behind ? "state.after_this" : "state.starting");
     }
+    if (run.questions.size) return t("state.asks");
     if (run.status) return run.status;
     return run.text.length ? "" : t(run.job === null ? "thread.loading" : "state.working");
+  }
+
+  // ── what people say to it meanwhile ──
+
+  paintQuestions(questions) {
+    for (const [id, form] of this.forms) {
+      if (questions.has(id)) continue;
+      form.close();
+      this.forms.delete(id);
+    }
+    for (const [id, question] of questions) {
+      if (this.forms.has(id)) continue;
+      const form = new QuestionForm(question, (text) => this.acts.answer(this, id, text));
+      this.forms.set(id, form);
+      this.asks.append(form.element);
+    }
+  }
+
+  /** A sentence that was added to the run, and how it stands; known by its command, its message, or both. */
+  sentence({ command = null, message = null, text, state, acts = null }) {
+    let sentence = this.sentences.find((s) => (command !== null && s.command === command) || (message !== null && s.message === message));
+    sentence ??= this.sentences.find((s) => s[command === null ? "message" : "command"] === null && s.says(text));
+    if (sentence === undefined) {
+      sentence = new Sentence(text);
+      const later = message === null ? -1 : this.sentences.findIndex((s) => s.message === null || s.message > message);
+      const at = later < 0 ? this.sentences.length : later;
+      this.element.insertBefore(sentence.element, this.sentences[at]?.element ?? null);
+      this.sentences.splice(at, 0, sentence);
+    }
+    sentence.command ??= command;
+    sentence.message ??= message;
+    sentence.acts ??= acts;
+    sentence.show(state);
+  }
+
+  forgetSentence(command) {
+    const at = this.sentences.findIndex((s) => s.command === command);
+    if (at >= 0) this.sentences.splice(at, 1)[0].element.remove();
   }
 
   paintSteps(run) {
@@ -178,6 +242,7 @@ export class Turn {
     if (this.answer === null) this.makeAnswer();
     const watched = this.run !== null && this.stored === null;
     this.stored = message;
+    this.paintQuestions(new Map());
     this.state.hidden = true;
     this.body.classList.remove("live");
     if (message.html !== null) {
