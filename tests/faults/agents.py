@@ -93,3 +93,13 @@ async def fails_then_listens(run: Run) -> None:
     if run.attempt == 1:
         raise RuntimeError("the first attempt fails")
     await listens(run)
+
+
+@agent("bursts")
+async def bursts(run: Run) -> None:
+    """Says several things at once, again and again: an append carries more than one event."""
+    for number in range(int(run.messages[-1].text)):
+        for _ in range(3):
+            await run.say(f"{number} ")
+            await run.status("going on")
+        await asyncio.sleep(0.02)

@@ -41,7 +41,7 @@ async def a_start_whose_reply_is_lost(world: World, history: History, roles: lis
 
 async def a_zombie_that_appends(world: World, history: History, roles: list[Role], folder: Path) -> None:
     roles += [await world.worker(plans=("stop@before:append_events#3",)), await world.janitor()]
-    submitted = await history.submit("paced", "1000")
+    submitted = await history.submit("bursts", "1000")
     await roles[0].until_frozen()
     assert await history.until_ended(submitted.job_id) == "lost"
     roles[0].thaw()

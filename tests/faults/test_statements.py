@@ -24,11 +24,12 @@ IMPORTANT = [
     Cell("SIGSTOP", "before", "finish"),
     Cell("reset", "after", "finish"),  # the reply to a commit is lost
     Cell("reset", "after", "start"),
+    Cell("reset", "after", "register"),
     Cell("immediate restart", "after", "append"),
     Cell("read-only", "before", "finish"),
     Cell("black hole", "before", "beat"),
 ]
-SAMPLE = 6
+SAMPLE = 4
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
