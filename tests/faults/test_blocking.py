@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import agents
 from tests.faults.history import History
 from tests.faults.roles import Role
 from tests.faults.worlds import TIMINGS, TTL_SECONDS, World
@@ -16,6 +15,9 @@ LIMIT_SECONDS = 2.5
 SETTINGS = {"COREVO_LOOP_STALL_LIMIT_SECONDS": str(LIMIT_SECONDS)}
 BELOW_SECONDS = 1.8  # longer than the TTL
 assert TTL_SECONDS < BELOW_SECONDS < LIMIT_SECONDS
+
+#: Read, not imported: importing registers agents, and a process has one registry.
+AGENTS = Path(__file__).parent / "agents.py"
 
 
 async def stalls(world: World) -> list[dict[str, object]]:
@@ -89,7 +91,7 @@ async def works_again(history: History, worker: Role) -> None:
 
 def _line_of(function: str) -> int:
     """Where it blocks."""
-    lines = Path(agents.__file__).read_text().splitlines()
+    lines = AGENTS.read_text("utf-8").splitlines()
     start = next(n for n, line in enumerate(lines) if f"def {function}" in line)
     marks = ("time.sleep(", "while time.monotonic()")
     return next(n for n, line in enumerate(lines[start:], start + 1) if any(mark in line for mark in marks))
