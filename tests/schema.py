@@ -28,7 +28,8 @@ def dump() -> str:
             server.start()
             dsn = server.create_database("schema")
             asyncio.run(migrate(dsn))
-            command: list[str | Path] = [find_programs() / "pg_dump", "-d", dsn, "--schema=corevo", "--schema-only", "--no-owner"]
+            command: list[str | Path] = [find_programs() / "pg_dump", "-d", dsn]
+            command += ["--schema=corevo", "--schema-only", "--no-owner"]
             command += ["--no-privileges", "--exclude-table=corevo.events_2*"]
             text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         finally:
