@@ -59,6 +59,7 @@ async def test_a_network_that_goes_and_comes_back_costs_nothing(fleet: Fleet, so
     await screen.seen(40)
     await someone.context.set_offline(True)
     await expect(screen.banner).to_contain_text("You are offline")
+    await screen.page.wait_for_timeout(250)  # a paint of what had come before may still be due
     held = (await screen.paints())[-1]
     await screen.send("5", "paced")
     await expect(screen.questions.last).to_contain_text("Will be sent when the connection is back.")
@@ -69,6 +70,19 @@ async def test_a_network_that_goes_and_comes_back_costs_nothing(fleet: Fleet, so
     await screen.stored(2)
     messages = await screen.messages()
     assert [m["text"] for m in messages] == [f"{COUNT}", paced_text(COUNT), "5", paced_text(5)]
+
+
+async def test_a_stop_pressed_while_the_network_is_away_is_said_when_it_is_back(fleet: Fleet, someone: Person) -> None:
+    screen = await someone.open(fleet.one.url)
+    await screen.send("2000", "paced")
+    await screen.seen(10)
+    await someone.context.set_offline(True)
+    await expect(screen.banner).to_contain_text("You are offline")
+    await screen.page.locator("#stop").click()
+    await expect(screen.page.locator("#stop")).to_be_disabled()
+    await someone.context.set_offline(False)
+    await screen.stored()
+    assert [m["status"] for m in await screen.messages()] == [None, "cancelled"]
 
 
 async def test_a_message_that_was_on_its_way_survives_a_reload(fleet: Fleet, someone: Person) -> None:

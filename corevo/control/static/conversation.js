@@ -414,8 +414,18 @@ export class Conversation {
     return undefined;
   }
 
+  // The wish is kept: whether or not the frame got through, it is said again when the socket is back.
   cancel(jobId) {
     this.connection.transmit({ op: "cancel", ref: `cancel:${jobId}`, job_id: jobId });
+    const run = this.runs.get(jobId);
+    if (run === undefined || run.stopWanted) return;
+    run.stopWanted = true;
+    this.touch(run);
+    this.onChange();
+  }
+
+  get stopping() {
+    return this.current?.job?.cancel_requested === true || this.current?.stopWanted === true;
   }
 
   // ── what is said to a run that goes on ──
@@ -484,7 +494,10 @@ export class Conversation {
   // ── what the socket says ──
 
   connected() {
-    for (const run of this.runs.values()) this.attach(run);
+    for (const run of this.runs.values()) {
+      this.attach(run);
+      if (run.stopWanted && !run.ended) this.cancel(run.id);
+    }
     this.flush();
     this.showPending();
     for (const turn of this.turns) for (const form of turn.forms.values()) if (form.sent) form.refused("");

@@ -27,7 +27,8 @@ const threads = new Threads({
   },
   onDeleted: (id) => {
     sync.changed();
-    if (id === conversation.threadId) go(null, { focus: false });
+    // the page may have heard of it already, and keep nothing but the address
+    if (id === conversation.threadId || location.pathname === `/t/${id}`) go(null, { focus: false });
   },
 });
 
@@ -73,7 +74,7 @@ const conversation = new Conversation({
     if (thread.unread) seen();
   },
   onChange: (changed) => {
-    composer.setBusy(conversation.busy, conversation.current?.job?.cancel_requested === true);
+    composer.setBusy(conversation.busy, conversation.stopping);
     if (changed) sync.changed();
   },
 });

@@ -15,6 +15,7 @@ export class Run {
     this.text = new PlacedText();
     this.replayUntil = 0; // for the painter: until when history may come
     this.heardAt = 0;
+    this.stopWanted = false; // somebody pressed stop here, whether or not the server has heard it
     this.taken = new Map(); // command id → added sentence; what was taken stays so, whatever becomes of the attempt
     this.forget();
   }

@@ -161,7 +161,7 @@ export class Turn {
   }
 
   waitingFor(run, behind) {
-    if (run.job?.cancel_requested) return t("state.stopping");
+    if (run.job?.cancel_requested || run.stopWanted) return t("state.stopping");
     if (run.job?.state === "queued") {
       if (run.again) return t("state.trying_again");
       if (run.job.queue_position) return placeInLine(run.job.queue_position);
