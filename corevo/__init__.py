@@ -9,4 +9,4 @@ from corevo.runtime.registry import agent
 from corevo.runtime.run import Run
 
 __all__ = ["AgentFailed", "Message", "Run", "__version__", "agent"]
-__version__ = "0.3.0"
+__version__ = "0.4.0"
