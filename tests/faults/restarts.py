@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import statistics
@@ -42,10 +43,12 @@ async def under_restarts(server: Server, forks: Zygote, *, count: int, restarts:
         try:
             before = await pick_up_seconds(world, history)
             done = asyncio.Event()
-            clients = [asyncio.create_task(_client(history, rng, count // CLIENTS)) for _ in range(CLIENTS)]
+            restarted = asyncio.Event()
+            clients = [asyncio.create_task(_client(history, rng, count // CLIENTS, restarted)) for _ in range(CLIENTS)]
             reader = asyncio.create_task(_read_history(history, promised, done))
             try:
                 await _restart(server, restarts, rng, clients)
+                restarted.set()
                 submitted = [job for jobs in await asyncio.gather(*clients) for job in jobs]
                 states = await history.converge()
             finally:
@@ -78,15 +81,19 @@ async def under_restarts(server: Server, forks: Zygote, *, count: int, restarts:
 async def _restart(server: Server, restarts: int, rng: random.Random, clients: list[asyncio.Task[list[str]]]) -> None:
     for number in range(restarts):
         await asyncio.sleep(rng.uniform(0.3, 1.0))
-        assert not all(client.done() for client in clients), "the clients were through before the last restart"
+        assert not any(client.done() for client in clients), "a client gave up before the last restart"
         away = 3 * TTL_SECONDS if number == restarts // 2 else 0.0
         await server.restart("fast" if number % 2 else "immediate", away_seconds=away)
 
 
-async def _client(history: History, rng: random.Random, count: int) -> list[str]:
-    """Sends one job after another, each until it knows its id, and follows every third."""
+async def _client(history: History, rng: random.Random, count: int, restarted: asyncio.Event) -> list[str]:
+    """Sends one job after another, at least `count` and until the last restart, each until it knows its id; follows
+    every third.
+    """
     found: list[str] = []
-    for number in range(count):
+    for number in itertools.count():
+        if number >= count and restarted.is_set():
+            break
         call = await history.submit("paced", str(NUMBERS), again=100)
         assert call.outcome == "ok" and call.job_id, call
         found.append(call.job_id)
