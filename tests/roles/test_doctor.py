@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 
 import asyncpg
 import httpx
 import pytest
 
-from corevo.store.migrations import LOCK
+from corevo.store.migrations import migrate
 from tests.processes import ROOT, eventually, role
 from tests.sockets import Socket, socket
 
@@ -67,19 +68,27 @@ async def test_timings_that_do_not_fit_together_are_refused(database: str) -> No
 
 
 async def test_a_role_waits_for_a_migration_that_runs(empty_database: str) -> None:
-    migration = await asyncpg.connect(empty_database)
-    await migration.execute("select pg_advisory_lock($1)", LOCK)
-    async with role(empty_database, "worker", "tests/agents.py", ready=False) as worker:
-        waiting = asyncio.create_task(worker.until_ready())
-        await eventually(lambda: _says(worker.lines, "a migration is running"), what="a role that waits")
-        assert worker.process.returncode is None
-        migrating = asyncio.create_task(corevo(empty_database, "migrate"))
-        await eventually(lambda: _sessions(migration, "corevo migrate"), what="a migration that waits for its turn")
-        await migration.execute("select pg_advisory_unlock($1)", LOCK)
-        status, text = await migrating
-        assert status == 0, text
-        await waiting
-    await migration.close()
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold(line: str) -> None:
+        """Stops the migration inside its lock, before its first statement."""
+        if line.startswith("applying"):
+            inside.set()
+            go_on.wait(30)
+
+    migration = threading.Thread(target=lambda: asyncio.run(migrate(empty_database, hold)))
+    migration.start()
+    try:
+        assert await asyncio.to_thread(inside.wait, 20)
+        async with role(empty_database, "worker", "tests/agents.py", ready=False) as worker:
+            waiting = asyncio.create_task(worker.until_ready())
+            await eventually(lambda: _says(worker.lines, "a migration is running"), what="a role that waits")
+            assert worker.process.returncode is None
+            go_on.set()
+            await waiting
+    finally:
+        go_on.set()
+        await asyncio.to_thread(migration.join)
 
 
 @pytest.mark.skipif("COREVO_DB_CONNECTIONS" in os.environ, reason="the sum of the defaults is what is counted here")
@@ -116,11 +125,6 @@ async def test_the_connection_sum_is_what_a_formation_opens_at_its_peak_twice_ov
 
 async def _burst(client: Socket) -> list[str]:
     return [(await client.ask("send", text="20", agent="paced"))["job"]["id"] for _ in range(40)]
-
-
-async def _sessions(connection: asyncpg.Connection[asyncpg.Record], name: str) -> bool:
-    sql = "select exists (select from pg_stat_activity where application_name = $1)"
-    return bool(await connection.fetchval(sql, name))
 
 
 async def _says(lines: list[str], words: str) -> bool:
