@@ -114,10 +114,6 @@ class Executor:
         self._busy[lane] += 1
         self._spawn(self._carry(place))
 
-    @property
-    def idle(self) -> bool:
-        return not self._tasks
-
     async def wait_for_one(self, seconds: float) -> None:
         """Returns when some job has left, or after `seconds`."""
         if self._tasks:
@@ -328,9 +324,6 @@ class Executor:
     def unended(self) -> int:
         """Jobs that are not ended in the database yet. An agent that swallows its cancellation may outlive its job."""
         return sum(not place.ended for place in self.jobs.values())
-
-    def unstarted(self) -> list[Place]:
-        return [place for place in self.jobs.values() if place.execution_id is None]
 
     def _refused(self, place: Place, ended_by: str) -> None:
         place.refused = ended_by

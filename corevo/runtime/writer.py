@@ -186,7 +186,6 @@ class EventWriter:
         self._wake = asyncio.Event()
         self._answered: deque[Answered] = deque()
         self._recent: deque[float] = deque(maxlen=BUSY_FLUSHES)
-        self.appends = 0
 
     def open(
         self, job_id: JobId, execution_id: ExecutionId, epoch: int, token: UUID, on_refused: Callable[[str], None]
@@ -271,7 +270,6 @@ class EventWriter:
                 for one in batch:  # one bad run must not fail the others
                     await self._flush([one])
                 return
-            self.appends += 1
             by_id = {answer.execution_id: answer for answer in answers}
             seqs: dict[ExecutionId, int] = {}
             for output, append in batch:
